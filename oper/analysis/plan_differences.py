@@ -20,9 +20,9 @@ from oper.tables.row_identity import check_same_rows, count_by_the_plan
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """One of two plans: what it was made for, and its figures. `profile` is the digest of the
-    profile that it was made from; `memory_bytes` are the fullest rank's, `communication_bytes`
-    those of all ranks in an iteration; `tier` are the tables in the hosts' memory."""
+    """One of two plans: its purpose and its figures. `profile` is the digest of the profile that it
+    was made from; `memory_bytes` are the fullest rank's, `communication_bytes` those of all ranks
+    in an iteration; `tier` are the tables in the hosts' memory."""
 
     profile: str
     ranks: int
@@ -41,7 +41,7 @@ class ComparedPlan:
 @dataclass(frozen=True)
 class TableDifference:
     """Rows of a table that other ranks hold, or more or fewer of them. `bytes_changed` are those of
-    the stored rows, with their optimizer state in training, as moving the rows sends them."""
+    the stored rows, with their optimizer state in training, which moving the rows would send."""
 
     table: str
     rows: int
@@ -63,12 +63,14 @@ class PlanDifferences(Summarised):
 
     @property
     def same_work(self) -> bool:
-        """Whether both are for the same mode, fetches and batch: else times do not compare."""
+        """True if both plans are for the same mode, fetches and batch; otherwise their times do not
+        compare."""
         return self.old.workload == self.new.workload
 
     @property
     def same_data(self) -> bool:
-        """Whether both plans were made from one profile: else times differ by the data too."""
+        """True if both plans were made from one profile; otherwise their times differ by the data
+        too."""
         return self.old.profile == self.new.profile
 
     @property
@@ -92,7 +94,7 @@ class PlanDifferences(Summarised):
 def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
     """Return the differences of the plan `new` from `old`; plans may be given by their folders.
 
-    Where the numbers of ranks differ, figures are compared and rows are not. OperError if the
+    If the numbers of ranks differ, figures are compared and rows are not. Raise OperError if the
     plans are for different tables.
     """
     old, new = plan_given("diff", "old", old), plan_given("diff", "new", new)
@@ -115,7 +117,7 @@ def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
 
 
 def _compare_rows(old: Plan, new: Plan) -> list[TableDifference]:
-    """For each table, how many rows are held elsewhere."""
+    """Count for each table the rows that other ranks hold, or more or fewer ranks than before."""
     before, after = RowLocator(old), RowLocator(new)
     holds_before, holds_after = _holders(before), _holders(after)
     tables = []

@@ -1,6 +1,6 @@
-"""Facts of a plan: whether it fits, why it has no more copies, what limits it, how links are used.
+"""Facts of a plan: its fit, the reason that it has no more copies, its limits, the use of links.
 
-In: `Plan`. Out: typed facts. They are put into words where they are shown.
+In: `Plan`. Out: typed facts. Displays put them into words.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from oper.plan.plan import Plan
 from oper.plan.plan_file import to_json
 from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
 
-# Of the extra memory allowed: a part of it that is worth a word if it is not used.
+# Unused share of the extra memory allowed that is worth a remark.
 _UNUSED = 0.01
 # Links whose costs differ by less are as fast, and loads that differ by less are even.
 _ALIKE = 0.05
@@ -87,7 +87,7 @@ class CopiesLimit(StrEnum):
     """Reasons for which a plan has no more copies of rows."""
 
     ONE_RANK = "one rank"
-    IN_HOSTS = "all tables are in the hosts' memory"  # where each row is on one rank
+    IN_HOSTS = "all tables are in the hosts' memory"  # with each row on one rank
     LEAST_MEMORY = "the least memory that comes close to the fastest plan"
     NOT_KNOWN = "not known"
     ALL_USED = "all that was allowed is used"
@@ -97,7 +97,8 @@ class CopiesLimit(StrEnum):
 
 @dataclass(frozen=True)
 class Copies:
-    """Bytes of copies, as shares of one copy of all tables on devices, and why there are no more.
+    """Bytes of copies, as shares of one copy of all tables on devices, and the reason that there
+    are no more.
 
     saved_share: of the transfer time, at most, with all memory that plans may use; None: unknown.
     """
@@ -132,7 +133,8 @@ def copies(plan: Plan) -> Copies:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The share at which partitions are closed, as asked and as it ended, and why there."""
+    """Share at which partitions are closed, as asked and as it ended, and the reason for the
+    latter."""
 
     asked: float
     used: float
@@ -155,14 +157,14 @@ def threshold(plan: Plan) -> Threshold | None:
 
 
 def cache_room_bytes(plan: Plan) -> int | None:
-    """Return bytes of the fullest device that are left for caches of rows in the hosts' memory;
-    None if there are none, or devices do not decide how much a plan may use."""
+    """Return the bytes of the fullest device that are left for caches of rows in the hosts' memory;
+    None if there are no such rows, or devices do not decide how much a plan may use."""
     host = plan.host
     if host is None or plan.limits is None or not plan.limits.by_devices:
         return None
     devices = plan.memories[0]
     free = int((devices.cost.capacity_bytes - devices.cost.memory_bytes).min())
-    # Where no tables are on devices the gradients of a step are taken off already.
+    # If no tables are on devices, the gradients of a step are subtracted already.
     return max(free - (host.cost.mailbox_bytes if devices.tables else 0), 0)
 
 

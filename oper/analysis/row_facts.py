@@ -1,4 +1,4 @@
-"""Facts of a row of a plan: where it is, how often it was read, and why it is there.
+"""Facts of a row of a plan: its place, its reads, and the reason for its place.
 
 Counts are those of the profile that the plan was made from. The plan has none for striped rows, but
 they are at most the smallest count among their table's listed rows; nor for rows on all ranks that
@@ -54,7 +54,7 @@ class CountBasis(StrEnum):
     """Sources of a row's reads."""
 
     PLANNED = "what the plan was made for"
-    COUNTED = "its count alone"  # of a row that was seldom read, where the profile is not given
+    COUNTED = "its count alone"  # of a seldom read row, if the profile is not given
     AT_LEAST = "the least count that it may have"
 
 
@@ -134,8 +134,8 @@ def explain(
     owner, replicas and sources. `row` is its number by the table's id rule, from 0.
 
     Plan and profile may be given by their folders. With the profile that the plan was made from,
-    the count is exact for every row. OperError if the plan has no such table or row, or was made
-    from another profile.
+    the count is exact for every row. Raise OperError if the plan has no such table or row, or was
+    made from another profile.
     """
     check_type("explain", "table", table, str)
     plan, row = plan_given("explain", "plan", plan), whole_number(row, "row")
@@ -154,11 +154,11 @@ def _explain(plan: Plan, table_name: str, row: int, profile: Profile | None) -> 
             "a raw value becomes a row by the table's id rule, in plan.json"
         )
     layout, memory = plan.layout, plan.memory_of(table)
-    found = layout.locate(table, np.array([row]))
-    counted = _count(plan, table, row, found, profile)
-    group = int(found.group[0])
+    located = layout.locate(table, np.array([row]))
+    counted = _count(plan, table, row, located, profile)
+    group = int(located.group[0])
     if group < 0:
-        owner = int(found.owner[0])
+        owner = int(located.owner[0])
         return RowFacts(
             table=table_name,
             row=row,
@@ -170,13 +170,13 @@ def _explain(plan: Plan, table_name: str, row: int, profile: Profile | None) -> 
             partition=None,
             owner=owner,
             replicas=[],
-            slots={owner: int(found.slot[0])},
+            slots={owner: int(located.slot[0])},
             source=[owner] * plan.ranks,
             # After a replan a striped row may be hot, and still not worth a move.
             why=RowReason.COLD if layout.stripe_bitmap is None else RowReason.STAYED,
         )
     holders = np.flatnonzero(layout.holds[group]).tolist()
-    position = int(found.position[0])
+    position = int(located.position[0])
     cost = _cost(plan, table, counted)
     return RowFacts(
         table=table_name,
@@ -198,7 +198,7 @@ def _explain(plan: Plan, table_name: str, row: int, profile: Profile | None) -> 
 
 
 def _partition(plan: Plan, accesses: int | None) -> int | None:
-    """Return the partition of a listed row with so many accesses; None if it is in none."""
+    """Return the partition of a listed row with this many accesses; None if no partition has it."""
     number = int(np.searchsorted(-plan.partition_floor, -accesses)) if accesses else None
     return None if number is None or number >= len(plan.partition_floor) else number
 
@@ -231,10 +231,10 @@ def _expected(
     if samples_with_row > SELDOM and of_table.turnover is None:
         return accesses, samples_with_row
     counted = of_table.histogram()
-    found = expected_counts(*counted, of_table.turnover)
+    expected = expected_counts(*counted, of_table.turnover)
     here = (counted.accesses == accesses) & (counted.samples_with_row == samples_with_row)
     (at,) = np.flatnonzero(here)
-    return float(found.accesses[at]), float(found.samples_with_row[at])
+    return float(expected.accesses[at]), float(expected.samples_with_row[at])
 
 
 def _one_id_a_sample(plan: Plan) -> bool:
@@ -346,7 +346,7 @@ def _copies_bytes(plan: Plan, table: int) -> int:
 
 
 def _room_bytes(plan: Plan) -> float:
-    """Return bytes for extra copies: what was asked for, within what the capacities leave."""
+    """Return the bytes for extra copies: the extra memory asked for, within the free capacities."""
     on_devices = [plan.tables[t] for t in plan.memories[0].tables]
     total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in on_devices)
     room = float(plan.cost.capacity_bytes.sum() - total)

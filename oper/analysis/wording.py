@@ -54,8 +54,8 @@ OUTDATED_VOCABULARIES = (
 
 
 def judging_data(source: HeldOutSource | None, newer: str) -> str:
-    """Return the data that judge plans, which are those called `newer`, a part of them, or in a
-    profile with them."""
+    """Return the name of the data that judge plans: `newer`, its later part, or held-out data of
+    the profile."""
     if source is None or source == HeldOutSource.THIS_WINDOW:
         return newer
     if source == HeldOutSource.LATER_PART:
@@ -151,7 +151,7 @@ def unread_sentence(plan: Plan) -> str | None:
 
 
 def memory_limit(plan: Plan) -> str:
-    """Return the limit on a rank's memory that a plan keeps, and what sets it."""
+    """Return the limit on a rank's memory that a plan keeps, and its source."""
     if plan.limits is None or plan.host is not None:
         return "what a rank may hold"
     capacity = sorted(plan.cost.capacity_bytes.tolist())
@@ -185,7 +185,8 @@ def simple_plans_sentence(seconds: float, simple: Sequence[SimplePlan], limit: s
 
 
 def _relative(others: Sequence[tuple[str, float]], seconds: float) -> str:
-    """`table-wise takes 1.49 times as long, row-wise 1.46 times`, or `row-wise takes as long`."""
+    """Return `table-wise takes 1.49 times as long, row-wise 1.46 times`, or `row-wise takes as
+    long`."""
     said: list[str] = []
     before = False
     for method, taken in others:
@@ -200,7 +201,7 @@ def _relative(others: Sequence[tuple[str, float]], seconds: float) -> str:
 
 
 def times_as_long(taken: float, seconds: float) -> str | None:
-    """Return how many times `seconds` a time takes: `1.49 times`; None if it takes as long."""
+    """Return the ratio of a time to `seconds`, as `1.49 times`; None if they are equal."""
     if abs(taken - seconds) <= AS_LONG * max(taken, seconds):
         return None
     return f"{format_factor(taken / seconds)} times" if seconds else "many times"

@@ -2,9 +2,9 @@
 
 Rank 0 has the counts of the running period, `window`, and of all before it, `before`. When a period
 ends, before becomes window + before / 2. A count c that is halved becomes c / 2, rounded up or down
-at random where c is odd: its mean is exact, it stays a whole number in 4 bytes, and of rows that
-were read once half are forgotten, as if half of the samples had been drawn. So sums of n periods
-weigh as 2 − 2^(1 − n) of them.
+at random if c is odd: its mean is exact, it stays a whole number in 4 bytes, and of rows that were
+read once half are forgotten, as if half of the samples had been drawn. So sums of n periods weigh
+as 2 − 2^(1 − n) of them.
 """
 
 from dataclasses import replace
@@ -33,13 +33,13 @@ class DecayedCounts:
         self.window = merge([*counted, *([] if self.window is None else [self.window])])
 
     def total(self) -> Profile | None:
-        """All that was counted, as if the running period ended now; None: nothing was."""
+        """Return all counts, as if the running period ended now; None: nothing was counted."""
         if self.window is None or self.before is None:
             return self.window or self.before
         return merge([self.window, halved(self.before, np.random.default_rng(self.periods))])
 
     def end_period(self) -> Profile | None:
-        """The period's own counts, preceded by those of all before it; the next one begins. None:
+        """End the period: return its own counts, preceded by those of all before it. None:
         nothing was counted."""
         window, before, total = self.window, self.before, self.total()
         if window is not None and before is not None:
@@ -50,7 +50,7 @@ class DecayedCounts:
 
 
 def halved(profile: Profile, random: np.random.Generator) -> Profile:
-    """A profile with half of every count, odd ones rounded at random."""
+    """Return a profile with half of every count, odd ones rounded at random."""
     accesses = np.empty_like(profile.accesses)
     samples_with_row = np.empty_like(profile.samples_with_row)
     for table, bagged in enumerate(profile.bagged):
@@ -88,7 +88,7 @@ def _halved_bags(bags: BagLengths, random: np.random.Generator) -> BagLengths:
     pairs = bags.pairs.copy()
     pairs[:, 2] = _half(pairs[:, 2], random.integers(0, 2, len(pairs), dtype=np.uint8))
     made = BagLengths.of_pairs(pairs, bags.distinct)
-    # Of a bag's ids after its first as many are new as before.
+    # Among a bag's ids after its first, the share of new ones stays.
     more = made.ids_of_tables - made.filled_bags
     distinct = made.filled_bags + np.rint(bags.new_shares * more).astype(np.int64)
     return replace(made, distinct=distinct)

@@ -5,7 +5,7 @@ follow them. A plan is made if the judgement says that the moves of `oper.replan
 that neither plan was made from (oper/planner/replan/judge.py).
 
 Rank 0 makes a plan in its thread, and the ranks hear of it in `step`, which they call together
-between iterations: once in so many calls they ask, in a message of a few bytes.
+between iterations: in one of `every` calls they ask, in a message of a few bytes.
 """
 
 import logging
@@ -54,8 +54,8 @@ class FollowedPlans:
         self._period = _NONE  # of the plan that rows move to
 
     def moving(self) -> Moving | None:
-        """Return how far rows are on their way, if they are or will be soon: the running plan is
-        not to be judged then. None if they are not."""
+        """Return the progress of a migration that goes on or begins soon, during which the running
+        plan is not judged; None without one."""
         if (migration := self.migration) is not None:
             return Moving(str(self._folder_of(self._period)), migration.steps_made, migration.steps)
         if self.policy == "migrate" and self._proposed != _NONE:
@@ -86,8 +86,8 @@ class FollowedPlans:
         return self._folder / f"period-{period}"
 
     def step(self, model: nn.Module, ranks: MonitoredRanks, every: int) -> Plan | None:
-        """Ask for a plan in one of `every` calls, or move rows; the plan where all are in place
-        now. To be called on all ranks."""
+        """Ask for a plan in one of `every` calls, or move rows; return the plan whose rows are now
+        all in place, if any. Call it on all ranks."""
         if self.policy != "migrate":
             return None
         if self.migration is not None:
@@ -95,8 +95,8 @@ class FollowedPlans:
         self._calls += 1
         if self._calls % every:
             return None
-        mine = np.int64(self._proposed).tobytes()
-        period = int(np.frombuffer(ranks.gather(mine, "tell of a new plan")[0], np.int64)[0])
+        message = np.int64(self._proposed).tobytes()
+        period = int(np.frombuffer(ranks.gather(message, "tell of a new plan")[0], np.int64)[0])
         if period == _NONE:
             return None
         self._period = period
@@ -107,14 +107,14 @@ class FollowedPlans:
             LOG.error("no migrations: %s", error)
             return None
         finally:
-            self._proposed = _NONE  # not before, as rank 0 makes no other plan till then
+            self._proposed = _NONE  # not before: rank 0 makes no other plan until then
         if ranks.rank == 0:
             steps = plural(self.migration.steps, "step")
             LOG.info("rows move to %s, in %s", self._folder_of(period), steps)
         return self._arrived(ranks) if self.migration.done else None
 
     def _arrived(self, ranks: MonitoredRanks) -> Plan:
-        """All rows are where the new plan has them."""
+        """Finish the migration, all of whose rows have moved, and return its plan."""
         assert self.migration is not None
         plan, self.migration = self.migration.plan, None
         if ranks.rank == 0:

@@ -1,9 +1,9 @@
-"""What the ranks of a model counted, brought to rank 0.
+"""Counts of all ranks of a model, gathered on rank 0.
 
 In: each rank's counters of its collections. Out: on rank 0 a `Profile` of each rank, of the plan's
-tables. A rank sends what it counted as files have it, about 3 bytes for a row that it read, so that
-what travels depends on how much was counted and not on the tables' sizes. The ranks do this over a
-process group of their own, over gloo: it stands in no order with the collectives of a step.
+tables. A rank sends its counts in their file format, about 3 bytes per row that it read, so the
+traffic depends on the number of counts and not on the tables' sizes. The ranks use a separate gloo
+process group, so that these messages are independent of the order of a step's collectives.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ _TYPES = {"block_starts": np.int64, "rows": np.uint16, "counts": np.uint8}
 
 
 class MonitoredRanks:
-    """The ranks of a model, for what a monitor brings to rank 0; one rank needs no group."""
+    """The ranks of a model, as a monitor's messages to rank 0 use them; one rank needs no group."""
 
     def __init__(self, group: Group | None, deadline_seconds: float) -> None:
-        """`group`: of the model. To be called on all of its ranks."""
+        """Open a gloo group next to the model's `group`. Call it on all ranks of the model."""
         self.rank, self.ranks = (0, 1) if group is None else (group.rank, group.ranks)
         self._own: Any = None
         self._group: Group | None = None
@@ -42,22 +42,22 @@ class MonitoredRanks:
             self._group = Group(self._own, deadline_seconds)
 
     def gather(self, message: bytes, action: str) -> list[bytes]:
-        """Each rank's message, of one length. `action` completes, in errors, "rank 0 waited for
-        rank 2 to …"."""
+        """Return each rank's message, of one length. `action` completes, in errors, "rank 0 waited
+        for rank 2 to …"."""
         return [message] if self._group is None else self._group.gather(message, action)
 
     def gather_on_first(self, message: bytes, action: str) -> list[bytes]:
-        """On rank 0 each rank's message, of whatever length; nothing on the others."""
+        """Return each rank's message, of any length, on rank 0; nothing on the others."""
         sizes = self.gather(np.int64(len(message)).tobytes(), action)
         if self._group is None:
             return [message]
         lengths = [int(np.frombuffer(size, np.int64)[0]) for size in sizes]
-        mine = torch.frombuffer(bytearray(message or b"\0"), dtype=torch.uint8)[: len(message)]
+        sent = torch.frombuffer(bytearray(message or b"\0"), dtype=torch.uint8)[: len(message)]
         received = torch.empty(sum(lengths) if self.rank == 0 else 0, dtype=torch.uint8)
         self._group.run(
             dist.all_to_all_single,
             received,
-            mine,
+            sent,
             output_split_sizes=lengths if self.rank == 0 else [0] * self.ranks,
             input_split_sizes=[len(message)] + [0] * (self.ranks - 1),
             action=action,
@@ -74,11 +74,11 @@ class MonitoredRanks:
 
 
 def in_plans_tables(counted: Sequence[RowCounters], tables: Sequence[Table]) -> Profile:
-    """What the collections of a model were counted to read, as the counts of a plan's tables, of
-    which those that are in no collection are never read.
+    """Return the counts of a model's collections as a profile of a plan's tables. Tables in no
+    collection have no accesses.
 
-    Collections may have seen different numbers of samples, as one that is read twice for each: the
-    profile's are the most of them.
+    Collections may have seen different numbers of samples, for example if one is read twice per
+    sample; the profile has the largest of the numbers.
     """
     place = {
         table.name: (each, number) for each in counted for number, table in enumerate(each.tables)
@@ -120,7 +120,7 @@ def in_plans_tables(counted: Sequence[RowCounters], tables: Sequence[Table]) -> 
 
 
 def packed(profile: Profile) -> bytes:
-    """A rank's counts as a message."""
+    """Return a rank's counts as a message."""
     bags = profile.bag_lengths
     assert bags is not None, "a monitor counts them"
     arrays: list[Any] = [np.array(profile.bagged, np.uint8), bags.distinct, bags.pairs]
@@ -133,7 +133,7 @@ def packed(profile: Profile) -> bytes:
 
 
 def unpacked(message: bytes, tables: Sequence[Table]) -> Profile:
-    """The counts that `packed` made a message of."""
+    """Return the counts that `packed` made a message of."""
     parts = 3 + len(_COUNTERS) * len(_PARTS)
     header = np.frombuffer(message, np.int64, 2 + parts)
     starts = header.nbytes + np.concatenate([[0], np.cumsum(header[2:])])

@@ -18,7 +18,7 @@ class JsonLines:
     """A file that a monitor appends its reports to; it may be there, of runs before."""
 
     def __init__(self, path: Path | str) -> None:
-        """Raises OperError if the file cannot be opened, or is not a monitor's file."""
+        """Open the file. Raise OperError if it cannot be opened, or is not a monitor's file."""
         refuse_url(path, written=True)
         self.path = Path(path)
         if self.path.exists():
@@ -68,7 +68,7 @@ def check_first_line(path: Path, line: bytes) -> None:
 
 
 def report_of_line(path: Path, number: int, line: bytes) -> PeriodReport:
-    """The report that a line has; OperError if it is not one of a monitor's."""
+    """Return the report that a line has; raise OperError if it is not one of a monitor's."""
     try:
         content = json.loads(line)
         if not isinstance(content, dict):
@@ -89,8 +89,8 @@ class GrowingReports:
         self._path, self._lines, self._read_bytes = path, 0, 0
 
     def new(self, most: int) -> list[PeriodReport]:
-        """The last reports of those that came since the last call, at most so many. Raises
-        OperError if the file is gone, or its content is not a monitor's."""
+        """Return at most the last `most` reports that came since the last call. Raise OperError if
+        the file is gone, or its content is not a monitor's."""
         last: deque[tuple[int, bytes]] = deque(maxlen=most)
         with open_file(self._path, LINES) as file:
             if os.fstat(file.fileno()).st_size < self._read_bytes:  # it is another file now

@@ -1,14 +1,14 @@
-"""Watching a live model: each rank counts what its tables are read, and a plan is judged by that.
+"""Watching a live model: each rank counts the reads of its tables, and the counts judge the plan.
 
 with oper.monitor(model, jsonl="run.jsonl") as monitor:
     train(model)
     profile = monitor.profile()  # on rank 0, of all ranks; None on the others
 
-One iteration of every `sample_every` is counted row by row (sampled_iterations.py), beside the
-lookup. Every `period` iterations the ranks bring what they counted to rank 0 (gather_counts.py),
-where older periods come to weigh less (decayed_counts.py). There a thread adds them up, prices the
-running plan and one from scratch (judge_plan.py) and tells whoever is to be told; no step waits for
-it. What is done about a plan that no longer fits is the policy's to say (followed_plans.py).
+One iteration of every `sample_every` is counted row by row (sampled_iterations.py), during the
+lookup. Every `period` iterations the ranks send their counts to rank 0 (gather_counts.py), on which
+older periods weigh less (decayed_counts.py). There a thread adds them up, prices the running plan
+and one from scratch (judge_plan.py) and reports the result; no step waits for it. The policy
+decides the action if a plan no longer fits (followed_plans.py).
 """
 
 import os
@@ -76,8 +76,8 @@ class _Settings:
 
 
 class Monitor:
-    """Counts what a model reads until it is closed; made by `monitor`. `plan` is the one that is
-    judged: by which the rows lie, or still lie while they move."""
+    """Counter of a model's reads until it is closed; made by `monitor`. `plan` is the plan that is
+    judged: the rows lie by it, or still lie by it while they move."""
 
     def __init__(self, model: nn.Module, given: _Settings, ranks: MonitoredRanks) -> None:
         collections = sharded_collections(model)
@@ -111,7 +111,7 @@ class Monitor:
 
         Raises OperError if nothing was counted yet, or a rank is lost or late.
         """
-        if not self._counts_anything:  # on no rank, as all count the same iterations
+        if not self._counts_anything:  # on no rank: all count the same iterations
             raise OperError(
                 "the monitor counted nothing yet: of every "
                 f"{self._sampled.every} iterations one is counted (sample_every)"
@@ -120,8 +120,8 @@ class Monitor:
         return None if self._teller is None else self._teller.submit(self._total, messages).result()
 
     def report(self) -> PeriodReport | None:
-        """End the period now, and say what is said of one: on rank 0, which judges the plan before
-        this returns; None on the others. To be called on all ranks.
+        """End the period now, and return its report on rank 0, which judges the plan before this
+        returns; None on the others. Call it on all ranks.
 
         Raises OperError if a rank is lost or late.
         """
@@ -129,8 +129,8 @@ class Monitor:
         return None if told is None else told.result()
 
     def step(self) -> bool:
-        """With `policy="migrate"`: begin to move rows to a new plan, or go on; whether rows are on
-        their way. To be called on all ranks between two iterations, as `Migration.step`; with other
+        """Begin or continue to move rows to a new plan, with `policy="migrate"`; return True while
+        rows move. Call it on all ranks between two iterations, as `Migration.step`; with other
         policies it does nothing.
 
         Raises OperError if a rank is lost or late, and while gradients are held back.
@@ -146,22 +146,22 @@ class Monitor:
 
         Raises OperError if the plan is for other tables or ranks, or has them in another order.
         """
-        found = plan_of(plan)
-        same = fingerprint(found.tables) == fingerprint(self.plan.tables)
-        if not same or found.ranks != self.plan.ranks:
+        followed = plan_of(plan)
+        same = fingerprint(followed.tables) == fingerprint(self.plan.tables)
+        if not same or followed.ranks != self.plan.ranks:
             raise OperError(
                 f"expected a plan for the tables of the monitored plan, in their order, "
-                f"{self.plan!r}, got {found!r}; close the monitor, and make another"
+                f"{self.plan!r}, got {followed!r}; close the monitor, and make another"
             )
         names = "the monitored plan", "the plan to follow"
-        old, new = self.plan.numbered_tables(), found.numbered_tables()
-        check_same_rows(old, new, names, start=found.vocabulary_start)
+        old, new = self.plan.numbered_tables(), followed.numbered_tables()
+        check_same_rows(old, new, names, start=followed.vocabulary_start)
         if self._told is not None:
             wait_for([self._told])
-        self.plan = found
+        self.plan = followed
 
     def close(self) -> None:
-        """Stop counting, and wait until what is being told is told. A period that is complete is
+        """Stop counting, and wait until pending reports are written. A period that is complete is
         reported; an incomplete one is left as it is, and `report` ends it. Only for a complete
         period the ranks wait for each other."""
         if not self._closed and self._iterations - self._began == self._period:
@@ -189,7 +189,8 @@ class Monitor:
         return self._batches[0]
 
     def _read(self, number: int, given: Any) -> None:
-        """A collection is about to read a batch."""
+        """Note that a collection is about to read a batch: end a complete period, and count the
+        batch if its iteration is sampled."""
         if number == 0 and self._iterations - self._began == self._period:
             self._end_period_in_passing()
         batch = self._batches[number]
@@ -200,18 +201,18 @@ class Monitor:
             self._counts_anything = True
 
     def _gather(self) -> list[bytes]:
-        """Bring what the ranks counted to rank 0, in a message of each."""
+        """Gather the ranks' counts on rank 0, in one message per rank."""
         if self._closed:
             raise OperError("the monitor is closed; ask it before, inside its `with`")
         counted = [each.take() for each in self._collections]
-        mine = packed(in_plans_tables(counted, self.plan.tables))
-        return self._ranks.gather_on_first(mine, "merge what a monitor counted")
+        message = packed(in_plans_tables(counted, self.plan.tables))
+        return self._ranks.gather_on_first(message, "merge what a monitor counted")
 
     def _end_period_in_passing(self) -> None:
         """End a period in a step, or at the job's end, which is not to fail because of that."""
         try:
             self._end_period(wait=False)
-        except Exception as error:  # of gloo too, where the job has ended its process group
+        except Exception as error:  # of gloo too, if the job has ended its process group
             self._period = None
             LOG.error("no further periods: %s", error)
 
@@ -224,7 +225,7 @@ class Monitor:
         counted_iterations, self._counted_iterations = self._counted_iterations, 0
         if self._teller is None:
             return None
-        found = PeriodReport(
+        report = PeriodReport(
             period=-1,
             ended=time.time(),
             last_iteration=self._iterations,
@@ -239,19 +240,19 @@ class Monitor:
             why_not_judged="nothing was counted in this period",
         )
         judges = wait or self._told is None or self._told.done()
-        self._told = self._teller.submit(self._tell, found, messages, judges)
+        self._told = self._teller.submit(self._tell, report, messages, judges)
         return self._told
 
-    # What follows is done in the teller's thread alone.
+    # The following methods run only in the teller's thread.
 
     def _add(self, messages: list[bytes]) -> None:
-        """Add what the ranks counted to the running period."""
+        """Add the ranks' counts to the running period."""
         parts = [unpacked(message, self.plan.tables) for message in messages]
         if any(part.samples for part in parts):
             self._counts.add(parts)
 
     def _total(self, messages: list[bytes]) -> Profile:
-        """All that was counted, with what the ranks counted last."""
+        """Return all counts, including the last ones of the ranks."""
         self._add(messages)
         total = self._counts.total()
         if total is None:
@@ -259,8 +260,8 @@ class Monitor:
         return self._named(total)
 
     def _tell(self, found: PeriodReport, messages: list[bytes], judges: bool) -> PeriodReport:
-        """End the period, judge the plan by it, and tell everyone. What fails here is logged: it is
-        not to end a job."""
+        """End the period, judge the plan by it, and report it. A failure here is logged: it is not
+        to end a job."""
         try:
             self._add(messages)
             found = replace(found, period=self._counts.periods, moving=self._followed.moving())
@@ -283,7 +284,7 @@ class Monitor:
         return found
 
     def _judged(self, found: PeriodReport, window: Profile, judges: bool) -> PeriodReport:
-        """The report with a judgement, or why there is none."""
+        """Return the report with a judgement, or with the reason that there is none."""
         why_not = why_not_judged(window, self.plan.ranks)
         if not judges:
             why_not = "the period before was still being judged"
@@ -303,8 +304,8 @@ class Monitor:
         )
 
     def _named(self, total: Profile) -> Profile:
-        """Return a profile with where it is from, and the vocabularies of the plan that is
-        monitored, which are read only when they are written or asked for."""
+        """Return a profile with its source, and the vocabularies of the plan that is monitored,
+        which are read only when they are written or asked for."""
         source = {
             "monitored": {"sample_every": self._sampled.every, "periods": self._counts.periods}
         }
@@ -326,12 +327,12 @@ def monitor(
     plans: Path | str | None = None,
     deadline_seconds: float = _DEADLINE_SECONDS,
 ) -> Monitor:
-    """Count what a model reads while it trains or serves, and judge its plan by it. To be called on
-    all ranks alike; used with `with`, or closed by `close()`.
+    """Count the reads of a model while it trains or serves, and judge its plan by them. Call it on
+    all ranks; use it with `with`, or close it by `close()`.
 
     Args:
         model: sharded by OPER, by `oper.shard` or DistributedModelParallel.
-        plan: that it was sharded by; needed only where the model does not know it.
+        plan: that it was sharded by; needed only if the model does not know it.
         sample_every: of so many iterations one is counted row by row, the same on all ranks.
         period: iterations after which the ranks merge their counts, and rank 0 judges the plan and
             tells; those of a period before weigh half as much. None: when `report()` is called.
@@ -398,9 +399,9 @@ def monitor(
 def _check_agreement(
     ranks: MonitoredRanks, settings: _Settings | None, failure: OperError | None
 ) -> None:
-    """Raise on all ranks where one cannot begin, or counts other iterations than rank 0."""
-    mine = [0, 0, 0, 0] if settings is None else [1, *settings.alike]
-    messages = ranks.gather(np.array(mine, np.int64).tobytes(), "begin a monitor")
+    """Raise on all ranks if one cannot begin, or counts other iterations than rank 0."""
+    agreed = [0, 0, 0, 0] if settings is None else [1, *settings.alike]
+    messages = ranks.gather(np.array(agreed, np.int64).tobytes(), "begin a monitor")
     if failure is not None:
         raise failure
     all_ranks = [np.frombuffer(message, np.int64).tolist() for message in messages]
@@ -415,13 +416,14 @@ def _check_agreement(
 
 
 def _shown(settings: list[int]) -> str:
-    """`sample_every`, `period` and `policy`, as they were given."""
+    """Return `sample_every`, `period` and `policy` as they were given."""
     every, period, policy = settings
     return f"{every:,}, {f'{period:,}' if period else None} and {POLICIES[policy]}"
 
 
 def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:
-    """The plan that a model was sharded by. OperError if it is not known, or another one."""
+    """Return the plan that a model was sharded by. Raise OperError if it is not known, or another
+    one."""
     engines = [collection.engine for collection in sharded_collections(model).values()]
     if given is None:
         given = getattr(getattr(model, "plan", None), "oper_plan", None)
@@ -436,8 +438,8 @@ def _plan_of_model(model: nn.Module, given: Plan | Path | str | None) -> Plan:
     known = {table.name: table for table in plan.tables}
     for engine in engines:
         for table in engine.plan.tables:
-            mine = known.get(table.name)
-            if mine is None or fingerprint([mine]) != fingerprint([table]):
+            model_table = known.get(table.name)
+            if model_table is None or fingerprint([model_table]) != fingerprint([table]):
                 raise OperError(
                     f"monitor: the model has table {table.name!r} by another plan than the one "
                     "given; give the plan that it was sharded by, or none"

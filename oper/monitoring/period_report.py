@@ -1,6 +1,6 @@
 """Report of a monitor on a period: a line of text, a line of JSON, figures for a dashboard.
 
-In: what was predicted, counted and judged. Out: `PeriodReport`. `oper top` reads the JSON lines.
+In: predictions, counts and a judgement. Out: `PeriodReport`. `oper top` reads the JSON lines.
 """
 
 import json
@@ -28,13 +28,13 @@ _SCALARS = {  # names of steps on a dashboard
     Choice.FROM_SCRATCH: "plan_from_scratch",
     Choice.FULL_COPIES: "full_copies",
 }
-_LAST_SECOND = 250e9  # since 1970, in the year 9892: what a date can have
+_LAST_SECOND = 250e9  # since 1970, in the year 9892: within the range of dates
 
 
 @dataclass(frozen=True)
 class Moving:
-    """The plan's folder that a model's rows move to, and the steps of the migration: how many were
-    made, and of how many; 0 of 0 before the ranks have begun."""
+    """The plan's folder that a model's rows move to, and the steps of the migration, made and in
+    all; 0 of 0 before the ranks have begun."""
 
     plan: str
     steps_made: int = 0
@@ -79,7 +79,7 @@ class PeriodReport:
 
     @property
     def batch_size(self) -> float:
-        """The samples of an iteration, of all ranks, as counted."""
+        """Samples of an iteration on all ranks, as counted."""
         return self.samples / max(self.counted_iterations, 1)
 
     @property
@@ -107,10 +107,10 @@ class PeriodReport:
             ranks = len(content["predicted"]["lookups"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        found = typed(content, PeriodReport, ranks)
-        if not 0 <= found.ended < _LAST_SECOND:
-            raise ValueError(f"ended: {found.ended} is no time")
-        return found
+        report = typed(content, PeriodReport, ranks)
+        if not 0 <= report.ended < _LAST_SECOND:
+            raise ValueError(f"ended: {report.ended} is no time")
+        return report
 
     def line(self) -> str:
         """Return the report as a line of JSON."""
@@ -132,39 +132,39 @@ class PeriodReport:
 
     def judged(self) -> str:
         """Return the verdict and its reason."""
-        found = self.judgement
+        judgement = self.judgement
         state = self.verdict if self.moving is None else str(self.moving)
-        if found is None:
+        if judgement is None:
             return f"{state}: {self.why_not_judged}" if self.moving is None else state
         steps = [
             f"{CHOICES[each.choice]} {format_duration(each.step_seconds)}"
-            for each in found.candidates[1:]
+            for each in judgement.candidates[1:]
         ]
         said = (
-            f"{state}: a step takes {format_duration(found.keep.step_seconds)}, "
-            f"{', '.join(steps)} ({format_percent(found.threshold)} tolerated)"
+            f"{state}: a step takes {format_duration(judgement.keep.step_seconds)}, "
+            f"{', '.join(steps)} ({format_percent(judgement.threshold)} tolerated)"
         )
-        if not found.replan.moved_bytes:
+        if not judgement.replan.moved_bytes:
             return said
-        after = found.pays_after_steps(found.replan)
+        after = judgement.pays_after_steps(judgement.replan)
         pays = "never pay" if after is None else f"pay after {plural(after, 'step')}"
-        moves = f"moves of {format_bytes(found.replan.moved_bytes)} {pays}"
+        moves = f"moves of {format_bytes(judgement.replan.moved_bytes)} {pays}"
         named = self.new_plan and self.moving is None
         return f"{said}; {self.new_plan}: {moves}" if named else f"{said}; {moves}"
 
     def scalars(self) -> dict[str, float]:
         """Return figures for a dashboard, by name."""
-        found: dict[str, float] = {}
+        scalars: dict[str, float] = {}
         for which, traffic in (("predicted", self.predicted), ("counted", self.counted)):
-            found |= {
+            scalars |= {
                 f"oper/lookups_min_over_max/{which}": traffic.lookups_dob,
                 f"oper/replica_share/{which}": traffic.replica_share,
                 f"oper/bytes_between_ranks/{which}": traffic.communication_bytes.total,
             }
         if self.judgement is not None:
-            found |= {
+            scalars |= {
                 f"oper/step_seconds/{_SCALARS[each.choice]}": each.step_seconds
                 for each in self.judgement.candidates
             }
-            found["oper/worse_than_best"] = self.judgement.worse
-        return found
+            scalars["oper/worse_than_best"] = self.judgement.worse
+        return scalars

@@ -1,10 +1,10 @@
 """Choice of the iterations to count: one of every N, at random, and the same on all ranks.
 
 Iterations are in blocks of N, and of block b the one is counted whose number follows from b by a
-seeded generator: ranks choose the same ones without talking, and what a script does every so many
-iterations is neither always counted nor never. A row that was counted c times was read about N·c
-times. The relative standard error of that is √((1 − 1/N) / c) where reads of a row are independent,
-and more where they come together in an iteration.
+seeded generator: ranks choose the same ones without messages, and a script's periodic iterations
+are neither always counted nor never. A row that was counted c times was read about N·c times. The
+relative standard error of that is √((1 − 1/N) / c) if reads of a row are independent, and more if
+they come together in an iteration.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-"""What an iteration moves between ranks: as the plan predicts it, and as the engines counted it.
+"""Traffic of an iteration between ranks: as the plan predicts it, and as the engines counted it.
 
 Engines count every batch, sampled or not (access_counters.py). Their counts are divided by the
-batches that they read, so that they compare with a plan's figures if the batches have its size.
-Rows that a relay read for others of its node pass the relay (oper/topology/relays.py), on links and
-in lookups, as they are priced.
+number of batches read, so they compare with a plan's figures if the batches have the plan's size.
+Rows that a relay reads for others of its node pass the relay (oper/topology/relays.py), on links
+and in lookups, exactly as they are priced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +34,11 @@ _VECTORS = (
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of an iteration of M ranks: the rows that each serves, the bytes of rows through each link,
-    [reader, source], the bytes between ranks by kind, and the share of all accesses that go to rows
-    with copies."""
+    """Traffic of an iteration of M ranks: the rows that each rank serves, the bytes of rows through
+    each link, [reader, source], the bytes between ranks by kind, and the share of all accesses that
+    go to rows with copies."""
 
-    DERIVED: ClassVar = ("lookups_dob",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("lookups_dob",)  # in JSON in addition to the fields
 
     lookups: PerRank
     link_bytes: PerPair
@@ -52,7 +52,7 @@ class Traffic:
 
 
 def predicted_traffic(plan: Plan) -> Traffic:
-    """What a plan predicts of an iteration of its batch."""
+    """Return the traffic that a plan predicts for an iteration of its batch."""
     accesses = int(plan.owner_accesses.sum()) + plan.replica_accesses
     return Traffic(
         plan.cost.lookups,
@@ -63,14 +63,15 @@ def predicted_traffic(plan: Plan) -> Traffic:
 
 
 class TrafficCounts:
-    """What the engines of one rank counted since they were last asked."""
+    """Counts of one rank's engines since the last `take`."""
 
     def __init__(self, engines: Sequence[EmbeddingEngine]) -> None:
         self._engines = tuple(engines)
         self._before = [engine.counters.to_dict() for engine in engines]
 
     def take(self) -> bytes:
-        """What this rank counted in a batch, of one length on all ranks; and start again."""
+        """Return this rank's mean counts of a batch, of equal length on all ranks, and start
+        again."""
         ranks = self._engines[0].ranks
         total = np.zeros(len(_SCALARS) + ranks * len(_VECTORS))
         for number, engine in enumerate(self._engines):
@@ -86,30 +87,31 @@ class TrafficCounts:
 
 
 def counted_traffic(plan: Plan, messages: Sequence[bytes]) -> Traffic:
-    """What all ranks counted in a batch, from what `take` gave on each."""
+    """Return the traffic that all ranks counted in a batch, from the messages of `take` on each
+    rank."""
     ranks = len(messages)
     table = np.array([np.frombuffer(message) for message in messages])
-    found: dict[str, Any] = dict(zip(_SCALARS, table[:, : len(_SCALARS)].T, strict=True))
+    counts: dict[str, Any] = dict(zip(_SCALARS, table[:, : len(_SCALARS)].T, strict=True))
     vectors = table[:, len(_SCALARS) :].reshape(ranks, len(_VECTORS), ranks)
-    found |= {name: vectors[:, number] for number, name in enumerate(_VECTORS)}
+    counts |= {name: vectors[:, number] for number, name in enumerate(_VECTORS)}
     away = ~np.eye(ranks, dtype=bool)
-    rows = _through_relays(plan, found["fetched_rows"], found["relayed_rows"])
-    read = _through_relays(plan, found["fetched_bytes"], found["relayed_bytes"])
-    gradients = _through_relays(plan, found["gradient_bytes"], found["relayed_gradient_bytes"])
-    link_bytes = np.where(away, read + found["bag_sum_bytes"], 0.0)
-    gradients = np.where(away, gradients + found["bag_gradient_bytes"], 0.0)
-    summed = found["allreduce_bytes"].sum() + found["node_copy_bytes"].sum()
-    accesses = found["accesses"].sum()
+    rows = _through_relays(plan, counts["fetched_rows"], counts["relayed_rows"])
+    read = _through_relays(plan, counts["fetched_bytes"], counts["relayed_bytes"])
+    gradients = _through_relays(plan, counts["gradient_bytes"], counts["relayed_gradient_bytes"])
+    link_bytes = np.where(away, read + counts["bag_sum_bytes"], 0.0)
+    gradients = np.where(away, gradients + counts["bag_gradient_bytes"], 0.0)
+    summed = counts["allreduce_bytes"].sum() + counts["node_copy_bytes"].sum()
+    accesses = counts["accesses"].sum()
     return Traffic(
-        rows.sum(axis=0) + _own_copies(plan, found),
+        rows.sum(axis=0) + _own_copies(plan, counts),
         link_bytes,
         Communication(float(link_bytes.sum()), float(gradients.sum()), float(summed)),
-        float(found["replica_accesses"].sum() / accesses) if accesses else 0.0,
+        float(counts["replica_accesses"].sum() / accesses) if accesses else 0.0,
     )
 
 
 def _own_copies(plan: Plan, found: Mapping[str, Any]) -> Floats:
-    """The rows of a batch that each rank reads from its own copies, each once where fetches are
+    """Return the rows of a batch that each rank reads from its own copies, each once if fetches are
     distinct, [M]."""
     if plan.workload.fetch != "distinct":
         return np.asarray(found["replica_accesses"])
@@ -117,8 +119,8 @@ def _own_copies(plan: Plan, found: Mapping[str, Any]) -> Floats:
 
 
 def _through_relays(plan: Plan, needed: Floats, relayed: Floats) -> Floats:
-    """What passes between ranks, [reader, source], where rank r `needed` so much of what each rank
-    owns, and `relayed` so much of that for all ranks of its node."""
+    """Return the amounts that pass between ranks, [reader, source], if rank r `needed` so much of
+    each rank's rows, and `relayed` so much of them for all ranks of its node."""
     topology = plan.cost_topology
     if not isinstance(topology, RelayedTopology):
         return needed

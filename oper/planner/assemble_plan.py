@@ -18,8 +18,8 @@ from oper.topology.relays import without_relays
 
 
 def assemble(planned: Planned) -> Plan:
-    """The plan of a placement: every row gets its slot. Nothing that is written depends on how long
-    planning took, so that equal inputs give equal bytes."""
+    """Return the plan of a placement: every row gets its slot. Nothing that is written depends on
+    how long planning took, so that equal inputs give equal bytes."""
     problem, placement = planned.problem, planned.row_placement
     classes, profile, ranks = problem.classes, problem.profile, problem.ranks
     owner = placement.holder_sets.owner
@@ -30,7 +30,7 @@ def assemble(planned: Planned) -> Plan:
     np.add.at(owner_accesses, owner[single], accesses[single])
     partitions = planned.class_placement.partitions
     layout, scan = lay_out(problem, placement), placement.scan
-    given = problem.topology
+    topology = problem.topology
     memory = Memory(
         name=DEVICE,
         tables=tuple(range(len(profile.tables))),
@@ -43,7 +43,7 @@ def assemble(planned: Planned) -> Plan:
     )
     return Plan(
         tables=profile.tables,
-        topology=without_relays(without_pooling(given)),
+        topology=without_relays(without_pooling(topology)),
         workload=problem.workload,
         layout=layout,
         counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),
@@ -58,9 +58,9 @@ def assemble(planned: Planned) -> Plan:
         seconds=planned.seconds,
         companions=(profile.save_vocabularies,),
         read_vocabularies=profile.prepared,
-        pooled_tables=pooled_names(given, profile.tables),
+        pooled_tables=pooled_names(topology, profile.tables),
         step_time=predict_step_of(problem, placement),
-        vector_ratio=tuple(given.vector_ratio.tolist())
-        if isinstance(given, PooledTopology)
+        vector_ratio=tuple(topology.vector_ratio.tolist())
+        if isinstance(topology, PooledTopology)
         else None,
     )

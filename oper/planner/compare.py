@@ -4,12 +4,12 @@ In: `Profile`, `Topology`, `Workload`, `PlanSettings`, names of methods. Out: `C
 figures are those of the paper's Figure 10 and Tables 2 and 3, for any profile: memory, lookups and
 link bytes of every rank, how even they are, the predicted iteration, the time to plan, and the
 certified gap. Placements are compared and nothing is written: `seconds` has no layout and no disk
-in it. Where the profile knows what came after its data, the placements are priced on that as well.
+in it. If the profile knows the data that follow its own, the placements are priced on that as well.
 The bound holds for plans within the capacities and the extra memory, so only those have a
-certificate. Where no memory is asked for these are what the devices hold, of which OPER's plan uses
-the least that is nearly as good (least_memory.py).
+certificate. If no memory is asked for, these are the memory of the devices, of which OPER's plan
+uses the least that is nearly as good (least_memory.py).
 
-Where tables are pooled, other methods place rows as without that, and are priced with the vectors
+If tables are pooled, other methods place rows as without pooling, and are priced with the vectors
 that they need then (price_fetched.py). With `auto` each is priced in every way to fetch tables that
 OPER tries (place_by_table.py), and has the shortest iteration of these; a bound is of one way.
 """
@@ -121,12 +121,12 @@ class MethodResult:
 
     @property
     def certified_gap(self) -> float | None:
-        """How far it is from the best within the limits, at most; None where it exceeds them."""
+        """Largest possible gap to the best within the limits; None if the method exceeds them."""
         return None if self.certificate is None else self.certificate.certified_gap
 
     @property
     def fits(self) -> bool:
-        """Whether it has a placement that keeps the capacities and the extra memory."""
+        """True if the method has a placement within the capacities and the extra memory."""
         return self.certificate is not None
 
     @property
@@ -177,12 +177,12 @@ class HeldOutData:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Summarised):
-    """What each method comes to on one profile under the same limits.
+    """Results of all methods on one profile under the same limits.
 
-    profile: its digest. rows: of all tables. asked: what was asked of the plans, and `limits` what
-    follows. lower_bound_seconds: no placement within the limits takes less that fetches tables as
-    one of the methods does. held_out: the data that follow the profile's; None where there are
-    none. methods: in the order asked for, by name.
+    profile: its digest. rows: of all tables. asked: the settings of the plans, and `limits` those
+    that follow from them. lower_bound_seconds: no placement within the limits that fetches tables
+    as one of the methods does takes less. held_out: the data that follow the profile's; None
+    without such data. methods: in the order asked for, by name.
     """
 
     profile: str
@@ -202,22 +202,22 @@ class Comparison(Summarised):
 
     @property
     def oper(self) -> MethodResult | None:
-        """What OPER's own plan comes to; None where it was not asked for."""
+        """Result of OPER's own plan; None if it was not asked for."""
         return self.methods.get("oper")
 
     @property
     def fitting(self) -> list[str]:
         """Methods within the limits, by predicted step, the fastest first; ties keep the given
         order."""
-        found = [
+        timed = [
             (result.step_seconds, name)
             for name, result in self.methods.items()
             if result.step_seconds is not None and result.fits
         ]
-        return [name for _, name in sorted(found, key=lambda pair: pair[0])]
+        return [name for _, name in sorted(timed, key=lambda pair: pair[0])]
 
     def to_json(self) -> dict[str, Any]:
-        """A run of `oper compare --json`."""
+        """Return a run of `oper compare --json`."""
         workload = to_json(self.workload)
         return {
             "settings": {
@@ -248,7 +248,7 @@ class Comparison(Summarised):
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "Comparison":
-        """A run of `oper compare --json` read back; ValueError where it is none."""
+        """Read back a run of `oper compare --json`. Raise ValueError if the content is not one."""
         try:
             settings, methods = content["settings"], content["methods"]
             ranks = len(settings["capacity_bytes"])
@@ -266,7 +266,8 @@ class Comparison(Summarised):
 
 
 def runs_to_json(runs: Iterable[Comparison]) -> dict[str, Any]:
-    """What `oper compare --json` prints: a run for each extra memory and threshold asked for."""
+    """Return the JSON output of `oper compare`: a run for each extra memory and threshold asked
+    for."""
     return {"runs": [run.to_json() for run in runs]}
 
 
@@ -314,7 +315,7 @@ def _result_of(name: str, content: Mapping[str, Any], ranks: int) -> MethodResul
 
 
 def installed_methods() -> tuple[str, ...]:
-    """All methods whose packages are installed."""
+    """Return all methods whose packages are installed."""
     return ("oper", *installed_baselines())
 
 
@@ -331,14 +332,14 @@ def compare(
 
     A profile may be given by its folder, a topology by its name or file. TorchRec's planner and the
     exact solver, with building its programme, get `limit_seconds` each; a method without a
-    placement (after that time, or where whole partitions do not fit) has a status and a reason, and
-    no cost; so has the exact solver where all tables are to be pooled. `report` is called with each
+    placement (after that time, or if whole partitions do not fit) has a status and a reason, and no
+    cost; so has the exact solver if all tables are to be pooled. `report` is called with each
     method's name when it is done.
 
     Methods may have hyphens for underscores, as texts print them: table-wise.
 
-    Raises OperError for an unknown method, where the capacities cannot hold the tables, or where
-    these cannot be pooled as asked.
+    Raises OperError for an unknown method, if the capacities cannot hold the tables, or if these
+    cannot be pooled as asked.
     """
     check_type("compare", "topology", topology, Topology, Path, str)
     check_type("compare", "workload", workload, Workload)
@@ -415,8 +416,8 @@ def compare(
 
 @dataclass(frozen=True)
 class _Contest:
-    """What methods are priced in: a problem for each way to fetch tables, and the bounds of those
-    in which any was. Other methods place rows in the `usual` way, in which no table is pooled."""
+    """Problems in which methods are priced, one for each way to fetch tables, and the bounds of the
+    ways in use. Other methods place rows in the `usual` way, in which no table is pooled."""
 
     profile: Profile
     topology: Topology
@@ -438,15 +439,15 @@ class _Contest:
         return _Contest(profile, topology, asked, ways, usual, later_profile(profile))
 
     def problem(self, way: Way) -> Problem:
-        """The problem in which placements are priced that fetch tables in this way."""
+        """Return the problem that prices placements whose tables are fetched in this way."""
         if way not in self.problems:
-            # Where tables may be pooled, classes of all ways are the same.
+            # If tables may be pooled, the classes of all ways are the same.
             by_table = bool(self.ways[-1].pooled)
             self.problems[way] = way.problem(self.profile, self.topology, self.asked, by_table)
         return self.problems[way]
 
     def result_of_oper(self, planned: Planned) -> MethodResult:
-        """What OPER's plan comes to."""
+        """Return the result of OPER's plan."""
         pooled = pooled_names(planned.problem.topology, planned.problem.profile.tables)
         way = Way(frozenset(pooled), planned.problem.workload)
         self.bounds[way] = planned.certificate
@@ -474,7 +475,8 @@ class _Contest:
         )
 
     def make(self, method: str, limit_seconds: float) -> Baseline:
-        """Another method's placement; NoPlacementError where it has none that can be priced."""
+        """Return another method's placement. Raise NoPlacementError if it has none that can be
+        priced."""
         if not self._ways(method):
             raise NoPlacementError(
                 Status.NOT_POOLED,
@@ -484,8 +486,8 @@ class _Contest:
         return make_baseline(method, self.problem(self.usual), limit_seconds)
 
     def result_of(self, method: str, baseline: Baseline, seconds: dict[str, float]) -> MethodResult:
-        """What another method's placement comes to in the way to fetch tables that is its shortest:
-        within the limits, if it is in any."""
+        """Return the result of another method's placement with tables fetched in the fastest way
+        for it, chosen among the ways within the limits if there are any."""
 
         def order(way: Way) -> tuple[bool, float]:
             problem = self.problem(way)
@@ -502,11 +504,11 @@ class _Contest:
         )
 
     def lower_bound_seconds(self) -> float:
-        """The least of the bounds of all ways in which methods were priced."""
+        """Return the least of the bounds of all ways in which methods were priced."""
         return min(self._bound(way).lower_bound_seconds for way in self._compared())
 
     def held_out(self) -> HeldOutData | None:
-        """The data that follow, and the bound for them likewise."""
+        """Return the data that follow, and the bound for them."""
         if self.later is None:
             return None
         unseen = filter(None, map(self._unseen, self._compared()))
@@ -517,15 +519,16 @@ class _Contest:
         return [way for way in self.ways if BASELINES[method].pooled or not way.pooled]
 
     def _own_ways(self, ways: Sequence[Way], baseline: Baseline) -> list[Way]:
-        """The way that pools what the placement takes less with, if it is not among `ways`."""
+        """Return the way that pools the tables with which the placement takes less, if it is not
+        among `ways`."""
         ranks = as_alike(self.topology)
         mixes = may_mix(ranks, self.usual.workload, self.asked)
         if not (mixes and by_mean(ranks, self.asked)):
             return []
         most = self.problem(ways[-1])
-        own = cheaper_pooled_of(self.problem(self.usual), most, baseline)
+        cheaper = cheaper_pooled_of(self.problem(self.usual), most, baseline)
         tried = {way.pooled for way in ways}
-        return [] if own in tried else [Way(own, self.usual.workload)]
+        return [] if cheaper in tried else [Way(cheaper, self.usual.workload)]
 
     def _compared(self) -> Sequence[Way]:
         return [*self.bounds] or self.ways[:1]
@@ -539,7 +542,8 @@ class _Contest:
         return baseline if way == self.usual else refetched(self.problem(way), baseline)
 
     def _unseen(self, way: Way) -> Problem | None:
-        """The problem under the data that follow, as they were counted, within its limits."""
+        """Return the problem under the data that follow, as they were counted, within its
+        limits."""
         if self.later is not None and way not in self.unseen_problems:
             problem = self.problem(way)
             self.unseen_problems[way] = make_problem(

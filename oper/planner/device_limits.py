@@ -5,9 +5,9 @@ In: a `Problem` whose topology has device memory. Out: `DeviceLimits`. A rank ma
     device memory · (1 - reserve) - step - AllReduce
 
 in rows and optimizer state: the reserve is for the dense part of the model, and the last two terms
-are what a step takes beside rows (oper/cost/step_memory.py), the last of them for the AllReduce of
-the plan's own replicas. More replicas thus leave less room for rows. The most extra memory is that
-at which both fit.
+are the memory of a step in addition to rows (oper/cost/step_memory.py), the last of them for the
+AllReduce of the plan's own replicas. More replicas thus leave less room for rows. The most extra
+memory is the amount at which both fit.
 """
 
 from dataclasses import dataclass, replace
@@ -28,13 +28,13 @@ from oper.topology.capacity import device_capacities
 from oper.topology.topology import Topology
 from oper.topology.transports import Transport
 
-_BISECTIONS = 7  # of the most extra memory, only where memory is short
+_BISECTIONS = 7  # of the most extra memory, only if memory is short
 
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """What devices of `memory_bytes` [M] have for rows: all but the share `reserve`, and but what
-    `step` takes of each."""
+    """Memory for rows of devices with `memory_bytes` [M]: all but the share `reserve`, and without
+    the memory that a `step` takes on each device."""
 
     memory_bytes: tuple[int, ...]
     reserve: float
@@ -43,22 +43,22 @@ class DeviceRoom:
 
     @staticmethod
     def of(topology: Topology, asked: PlanSettings, step: StepMemory) -> "DeviceRoom":
-        """The room on the devices of a topology, which says what they hold."""
+        """Return the room on the devices of a topology that states their memory."""
         assert topology.memory_for_plans is not None
         reserve = RESERVE if asked.reserve is None else asked.reserve
         return DeviceRoom(topology.memory_for_plans, reserve, step, topology.transport)
 
     def capacities(self, allreduce_bytes: float) -> list[int]:
-        """Bytes, [M], where the AllReduce takes so many of each; negative where there are too
-        few."""
+        """Return the bytes for rows, [M], if the AllReduce takes `allreduce_bytes` of each device;
+        negative if there are too few."""
         step_bytes = self.step.batch_bytes + allreduce_bytes
         return device_capacities(self.memory_bytes, self.reserve, step_bytes, self.transport)
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """A problem under what its devices hold: `most_extra` is the largest share of extra memory,
-    and `most_allreduce_bytes` what the AllReduce of a rank takes then."""
+    """A problem within the memory of its devices: `most_extra` is the largest share of extra
+    memory, and `most_allreduce_bytes` the memory of a rank's AllReduce then."""
 
     problem: Problem
     room: DeviceRoom
@@ -67,10 +67,10 @@ class DeviceLimits:
 
     @staticmethod
     def of(problem: Problem) -> "DeviceLimits":
-        """The limits of a problem whose topology says what its devices hold.
+        """Return the limits of a problem whose topology states the memory of its devices.
 
-        Raises OperError, with the number of ranks that would be enough, where the devices cannot
-        hold the tables.
+        Raises OperError, with the number of ranks that would be enough, if the devices cannot hold
+        the tables.
         """
         room = DeviceRoom.of(problem.topology, problem.asked, problem.step_memory)
         limits = DeviceLimits(problem, room)
@@ -88,19 +88,19 @@ class DeviceLimits:
         return limits
 
     def free_share(self, part: float) -> float:
-        """Return the share of extra memory that takes `part` of what rows without copies leave
-        free."""
+        """Return the share of extra memory that takes `part` of the memory left free by rows
+        without copies."""
         return round_down(min(part * self._room(0.0), self.problem.ranks - 1.0))
 
     def within(self, extra_memory: float) -> Problem:
-        """The problem with this share of extra memory."""
+        """Return the problem with this share of extra memory."""
         allreduce = self._allreduce_bytes(extra_memory)
         extra = round_down(max(min(extra_memory, self._room(allreduce)), 0.0))
         return self._problem(extra, allreduce)
 
     def beside_most_replicas(self, extra_memory: float) -> Problem:
-        """The problem with this share of extra memory and the room that the AllReduce of the most
-        replicas leaves, which is known without placing anything."""
+        """Return the problem with this share of extra memory and the room that the AllReduce of the
+        most replicas leaves, which is known without placing anything."""
         return self._problem(extra_memory, self.most_allreduce_bytes)
 
     def _problem(self, extra_memory: float, allreduce_bytes: float) -> Problem:
@@ -121,7 +121,8 @@ class DeviceLimits:
             raise OperError(f"{error}; {devices}") from error
 
     def _room(self, allreduce_bytes: float) -> float:
-        """The share of extra memory that fits, with a row of each width to spare on each rank."""
+        """Return the share of extra memory that fits, with a row of each width to spare on each
+        rank."""
         classes, ranks = self.problem.classes, self.problem.ranks
         spare = ranks * sum(classes.width_memory)
         capacity = self.room.capacities(allreduce_bytes)
@@ -129,8 +130,8 @@ class DeviceLimits:
         return room / max(classes.total_bytes, 1) if min(capacity) > 0 else 0.0
 
     def _allreduce_bytes(self, extra_memory: float) -> float:
-        """Bytes of a rank for the AllReduce of the replicas that so much extra memory is used
-        for."""
+        """Return the bytes of a rank for the AllReduce of replicas that use so much extra
+        memory."""
         if not self.problem.workload.training or extra_memory == 0:
             return 0.0
         problem = self._problem(extra_memory, 0.0)
@@ -148,8 +149,8 @@ class DeviceLimits:
 
 
 def _most_replicas(problem: Problem) -> Sums:
-    """Sums that those of no replicas within the extra memory exceed, in rows and their bytes; the
-    others are zero."""
+    """Return sums, in rows and their bytes, that no replicas within the extra memory exceed; the
+    other sums are zero."""
     classes, widths = problem.classes, problem.classes.widths
     memory_bytes = problem.budget_bytes / max(problem.ranks - 1, 1)  # of one copy of each
     rows = memory_bytes / min(classes.width_memory)

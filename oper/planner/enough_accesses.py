@@ -1,4 +1,4 @@
-"""Whether counts are enough to judge a plan by.
+"""Fewest accesses by which a plan can be judged.
 
 Counts of few accesses are mostly chance. In windows drawn at random from one log, in which nothing
 drifts, plans of 8 and 32 ranks for inference took up to 6,400 % longer than one made from scratch
@@ -15,12 +15,12 @@ ENOUGH_ACCESSES = 4096  # of a rank
 
 
 def is_too_small(accesses: int, ranks: int) -> bool:
-    """Whether counts of so many accesses are too few to tell drift on so many ranks."""
+    """Return True if counts of so many accesses are too few to tell drift on so many ranks."""
     return accesses < ENOUGH_ACCESSES * ranks
 
 
 def warn_if_too_small(profile: Profile, ranks: int, where: str) -> None:
-    """OperWarning where the counts are too few; `where` says what they count."""
+    """Issue an OperWarning if the counts are too few; `where` names their data."""
     accesses = profile.total_accesses
     if is_too_small(accesses, ranks):
         warnings.warn(

@@ -1,9 +1,9 @@
 """Small problems: the mixed integer programme over all classes and all holder sets decides.
 
 In: `ClassProblem`, or those of two memories together, the objective reached so far. Out: `Exact`, a
-class placement of each with a bound.
-Drafts round shares of classes, which is near the optimum where there are many rows. With a few
-dozen of them on ranks whose links differ a hundredfold, a single row decides.
+class placement of each with a bound. Drafts round shares of classes, which is near the optimum if
+there are many rows. With a few dozen of them on ranks whose links differ a hundredfold, a single
+row decides.
 """
 
 from collections.abc import Sequence
@@ -43,13 +43,13 @@ NODES = 200
 RELATIVE_GAP = 1e-5
 STEP = "integer programme"
 ROUNDING = 1e-9  # of sums of seconds
-SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
+SAFETY = 1e-6  # of the solver's bound: above the sum of its tolerances
 
 
 @dataclass(frozen=True)
 class Exact:
     """The best placements that the solver found, one for each memory, if any, and a bound on every
-    placement's objective, 0 where not all holder sets were tried."""
+    placement's objective, 0 if not all holder sets were tried."""
 
     placements: tuple[ClassPlacement, ...] | None
     bound_seconds: float
@@ -58,11 +58,13 @@ class Exact:
 def place_exactly(
     problems: Sequence[ClassProblem], limit_seconds: float, scale_seconds: float
 ) -> Exact | None:
-    """The best placement of the rows in all memories that takes `limit_seconds` at most, about
-    `scale_seconds`; None where the problem is too large."""
-    found = [_holder_sets(problem) for problem in problems]
-    all_of_them = all(complete for _, complete in found)
-    columns = [len(p.classes) * len(sets) for p, (sets, _) in zip(problems, found, strict=True)]
+    """Return the best placement of the rows in all memories whose slowest rank takes
+    `limit_seconds` at most, about `scale_seconds`; None if the problem is too large."""
+    holder_sets = [_holder_sets(problem) for problem in problems]
+    all_of_them = all(complete for _, complete in holder_sets)
+    columns = [
+        len(p.classes) * len(sets) for p, (sets, _) in zip(problems, holder_sets, strict=True)
+    ]
     if sum(columns) > MOST_COLUMNS:
         return None
     best: WholeRows | None = None
@@ -71,7 +73,7 @@ def place_exactly(
     for chosen in product(*methods):
         wanted = [
             _items(problem, sets, method, limit_seconds)
-            for problem, (sets, _), method in zip(problems, found, chosen, strict=True)
+            for problem, (sets, _), method in zip(problems, holder_sets, chosen, strict=True)
         ]
         if not all(each.usable.any(axis=1).all() for each in wanted):
             continue
@@ -89,7 +91,7 @@ def place_exactly(
         return Exact(None, bound)
     placements = tuple(
         _class_placement(problem, sets, rows)
-        for problem, (sets, _), rows in zip(problems, found, best.rows, strict=True)
+        for problem, (sets, _), rows in zip(problems, holder_sets, best.rows, strict=True)
     )
     return Exact(placements, bound)
 
@@ -97,8 +99,8 @@ def place_exactly(
 def _items(
     problem: ClassProblem, sets: HolderSets, method: Method, limit_seconds: float
 ) -> ItemsToPlace:
-    """All classes of a problem in whole rows. A row that alone takes longer than `limit_seconds` in
-    a holder set is not there."""
+    """Return all classes of a problem in whole rows. A holder set in which one row alone takes
+    longer than `limit_seconds` is left out for that row."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     items = pricing_items(classes, topology, workload, method)
     limits = (topology, problem.capacity_bytes, problem.budget_bytes)
@@ -114,7 +116,7 @@ def _items(
 
 
 def _class_placement(problem: ClassProblem, sets: HolderSets, rows: Floats) -> ClassPlacement:
-    """The solver's rows [C, G], all of them listed."""
+    """Return the solver's rows [C, G], all of them listed."""
     classes = problem.classes
     counts = np.rint(rows).astype(np.int64)
     memory: Floats = dot(sets.holds.T, dot(counts.T, classes.m))
@@ -129,10 +131,11 @@ def _class_placement(problem: ClassProblem, sets: HolderSets, rows: Floats) -> C
 
 
 def _holder_sets(problem: ClassProblem) -> tuple[HolderSets, bool]:
-    """The holder sets that rows may be in, single owners first, and whether they are all of them.
+    """Return the holder sets that rows may be in, single owners first, and True if they are all
+    sets.
 
-    In inference all ways of reading from any holders, where they are few enough, else of reading
-    from the cheapest ones.
+    In inference: all ways of reading from any holders, if they are few enough, else of reading from
+    the cheapest ones.
     """
     ranks, classes, charges = problem.ranks, problem.classes, Charges.of(problem.topology)
     single = single_owner_sets(ranks)
@@ -154,15 +157,15 @@ def _holder_sets(problem: ClassProblem) -> tuple[HolderSets, bool]:
 
 
 def _node_of(topology: Topology) -> Ints | None:
-    """The node of each rank, [M], where relays read for nodes."""
+    """Return the node of each rank, [M], if relays read for nodes; else None."""
     return np.array(topology.node_of) if isinstance(topology, RelayedTopology) else None
 
 
 def _every_way(cheaper_than_own: NDArray[np.bool_], node_of: Ints | None) -> HolderSets:
-    """All ways of reading a row from holders, those of them left out that save nobody anything: a
+    """Return all ways of reading a row from holders, without the ways that save nobody anything: a
     copy that no rank reads, and a holder that reads another's copy unless that is
-    `cheaper_than_own` [reader, source]. With relays, where `node_of` [M] is given, those in which
-    ranks of a node read in it, or else all from one rank."""
+    `cheaper_than_own` [reader, source]. With relays, for which `node_of` [M] is given, only the
+    ways in which the ranks of a node read inside it, or else all from one rank."""
     ranks = np.arange(len(cheaper_than_own))
     source = np.array(list(product(ranks, repeat=len(ranks))), dtype=np.uint16)
     holds = (source[:, :, None] == ranks).any(axis=1)

@@ -1,16 +1,16 @@
-"""A placement in the memory that is asked for, or, where none is, in as little as is enough.
+"""A placement in the memory that is asked for, or, by default, in as little as is enough.
 
-In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Where the topology says what
-its devices hold and neither a capacity nor the extra memory is given, a plan may use the devices'
-memory (device_limits.py), and uses the least with which the slowest rank takes at most
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. If the topology states the
+memory of its devices and neither a capacity nor the extra memory is given, a plan may use the
+devices' memory (device_limits.py), and uses the least with which the slowest rank takes at most
 TOLERANCE longer than with all of it. That is proved, or seen from a plan with all of it.
 
 Copies of ever colder rows save ever less, so most of the memory would be spent on the last percent.
-Where that is not so, and the percent saves less than LITTLE of the memory that loses no time, a
-plan uses the latter.
+If that is not so, and the percent saves less than LITTLE of the memory that loses no time, a plan
+uses the latter.
 
 This search knows only the rows that are expected to be read, and later data read others. So in
-inference over links, where a copy costs only memory, a plan uses at least the part MODEST of the
+inference over links, in which a copy costs only memory, a plan uses at least the part MODEST of the
 free memory, for copies of whole tables, unread rows included
 (docs/design/copies-of-unread-rows.md).
 
@@ -18,9 +18,9 @@ In training copies cost an AllReduce in each step, most of it latency, whether o
 read the copied rows. So if a profile tells earlier from later counts, a plan has copies only if
 they shorten the step on the later counts too, in plans made from the earlier ones.
 
-The bound of bounds/lagrangian_bound.py is within a fraction of a percent of what plans reach, falls
-as memory grows, and takes milliseconds: the shares, of three digits each, are searched by bisection
-on it, and then it is seen whether the plans themselves are as close.
+The bound of bounds/lagrangian_bound.py is within a fraction of a percent of the times of plans,
+falls as memory grows, and takes milliseconds: the shares, of three digits each, are searched by
+bisection on it, and then it is seen whether the plans themselves are as close.
 """
 
 from bisect import bisect_left, bisect_right
@@ -54,7 +54,7 @@ _SMALLEST_EXPONENT = -6  # a millionth of the tables' bytes, which is hardly a r
 
 
 def shares_up_to(most: float) -> list[float]:
-    """All shares of three digits from none to `most`, ascending."""
+    """Return all shares of three digits from none to `most`, ascending."""
     shares = [0.0]
     exponent = _SMALLEST_EXPONENT
     while shares[-1] < most:
@@ -64,7 +64,7 @@ def shares_up_to(most: float) -> list[float]:
 
 
 def bound_seconds(limits: DeviceLimits, extra_memory: float) -> float:
-    """No plan with this share of extra memory has a shorter iteration."""
+    """Return a lower bound on the iteration of any plan with this share of extra memory."""
     problem = limits.beside_most_replicas(extra_memory)
     return lower_bound(
         problem.classes,
@@ -76,8 +76,9 @@ def bound_seconds(limits: DeviceLimits, extra_memory: float) -> float:
 
 
 def least_share(limits: DeviceLimits, shares: list[float]) -> int:
-    """The index of the least of `shares` whose bound is within TOLERANCE of that of the last; where
-    the last, or the least whose bound is equal to it, is LITTLE more, the index of that."""
+    """Return the index of the least of `shares` whose bound is within TOLERANCE of the last one's.
+    If the last share, or else the least one whose bound equals the last one's, is at most LITTLE
+    larger, return its index instead."""
     bound = cache(lambda index: bound_seconds(limits, shares[index]))
     last = len(shares) - 1
     best = bound(last)
@@ -104,12 +105,12 @@ def modest_share(limits: DeviceLimits, shares: list[float]) -> int:
     return bisect_right(shares, limits.free_share(MODEST)) - 1
 
 
-# Plans made to find the least memory, where the bound of all memory is not within reach.
+# Plans made to find the least memory, if the bound of all memory is not within reach.
 _MOST_PLANS = 6
 
 
 def by_devices(topology: Topology, asked: PlanSettings) -> bool:
-    """Whether the devices' memory decides how much a plan may use."""
+    """Return True if the devices' memory decides how much memory a plan may use."""
     known = topology.memory_for_plans is not None and topology.capacity is None
     return known and asked.extra_memory is None
 
@@ -125,7 +126,7 @@ def place_in_memory(
     """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
     `by_table` as for `make_problem`.
 
-    Raises OperError where the ranks cannot hold the tables.
+    Raises OperError if the ranks cannot hold the tables.
     """
     if not by_devices(topology, asked):
         return make_placement(profile, topology, workload, asked, report, by_table=by_table)
@@ -198,7 +199,8 @@ def copies_pay_later(
 
 
 def saves_little(planned: Planned, full: Planned) -> bool:
-    """Whether a plan is slower than that with all memory and has little less of it."""
+    """Return True if a plan is slower than the plan with all memory and needs only little less
+    memory."""
     if planned.cost.objective_seconds <= full.cost.objective_seconds:
         return False
     share = (1 + planned.cost.extra_memory_ratio) / (1 + full.cost.extra_memory_ratio)
@@ -206,5 +208,5 @@ def saves_little(planned: Planned, full: Planned) -> bool:
 
 
 def too_slow(planned: Planned | None, best_seconds: float) -> bool:
-    """Whether a plan takes more than TOLERANCE longer than the best, or none was found."""
+    """Return True if a plan takes over TOLERANCE longer than the best, or none was found."""
     return planned is None or planned.cost.objective_seconds > best_seconds * (1 + TOLERANCE)

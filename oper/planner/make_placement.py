@@ -1,10 +1,10 @@
 """From a profile to a placement of every row: classes, rows, certificate, or a better baseline.
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. The steps are those of the
-paper's §4 (partition, place with backtracking, replicate), then swaps of rows, then the lower
-bound that certifies the result. Where the certificate leaves room for a baseline to be better, all
-quick baselines that keep the capacities are priced, and the best one, its rows swapped too, is
-taken if it wins; the plan says which step produced it.
+paper's §4 (partition, place with backtracking, replicate), then swaps of rows, then the lower bound
+that certifies the result. If the certificate leaves room for a better baseline, all quick baselines
+that keep the capacities are priced, and the best one, its rows swapped too, is taken if it wins;
+the plan says which step produced it.
 """
 
 import time
@@ -46,7 +46,7 @@ LARGER_RESERVES = ((2e-5, 1 / 32), (2e-5, 1 / 8), (1e-3, 1.0))
 # 0.070 % with one in 32 and 0.038 % with one in eight (Kaggle sizes, benchmarks/README.md). From
 # 0.0028 and 0.0137 % on, on 128x8-h100, one in eight gained nothing for a third of the time.
 MANY_RANKS_RESERVES = ((2e-4, 1 / 8), LARGER_RESERVES[-1])
-# The same where a programme places the rows: one in eight is listed from the start, and hot rows
+# Reserves if a programme places the rows: one in eight is listed from the start, and hot rows
 # are kept whole.
 WHOLE_ROWS = ((5e-4, 1 / 8), (1e-3, 1.0))
 # Relative, of the extra memory: sums of bytes over millions of rows are rounded.
@@ -84,12 +84,12 @@ class Planned:
 
     @property
     def step(self) -> str:
-        """Which step placed the rows."""
+        """Name of the planning step that placed the rows."""
         return self.class_placement.step
 
     @property
     def record(self) -> PlanningRecord:
-        """Which steps made the placement, and what they came to."""
+        """Steps that made the placement, and their results."""
         greedy = self.class_placement.greedy
         return PlanningRecord(
             threshold=self.class_placement.partitions.threshold,
@@ -109,7 +109,7 @@ class _Placement(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The objective; infinite where a capacity is exceeded."""
+        """Objective in seconds; infinite if a capacity is exceeded."""
         cost = self.rows.cost
         return cost.objective_seconds if cost.feasible else np.inf
 
@@ -123,11 +123,11 @@ def make_placement(
     limits: Limits | None = None,
     by_table: bool = False,
 ) -> Planned:
-    """Plan for all rows of `profile`, within `limits` or what is asked; `report` is called with the
+    """Plan for all rows of `profile`, within `limits` or the settings; `report` is called with the
     name of each step as it begins. `by_table` as for `make_problem`.
 
-    Raises CapacityError where the capacities cannot hold the tables, InfeasibleError where no
-    placement was found that keeps all limits.
+    Raises CapacityError if the capacities cannot hold the tables, InfeasibleError if no placement
+    was found that keeps all limits.
     """
     watch = Watch(report)
     with watch("classes"):
@@ -169,7 +169,7 @@ def place(problem: Problem, watch: "Watch") -> Planned:
 
 
 def _reserves(problem: ClassProblem) -> tuple[tuple[float, float], ...]:
-    """The gaps above which more rows are listed, and shares of all rows."""
+    """Return the gaps above which more rows are listed, and shares of all rows."""
     if by_programme(problem):
         return WHOLE_ROWS
     return MANY_RANKS_RESERVES if problem.ranks > MANY_RANKS else LARGER_RESERVES
@@ -178,26 +178,27 @@ def _reserves(problem: ClassProblem) -> tuple[tuple[float, float], ...]:
 def _exact(
     problem: Problem, placement: _Placement, certificate: Certificate
 ) -> tuple[_Placement, Certificate]:
-    """The placement of the integer programme where the problem is small enough and it is better;
-    the certificate by the better of both bounds."""
+    """Return the placement of the integer programme if the problem is small enough and it is
+    better; the certificate is by the better of both bounds."""
     exact = place_exactly([problem], placement.seconds, placement.rows.cost.objective_seconds)
     if exact is None:
         return placement, certificate
     if exact.placements is not None:
-        found = _Placement(exact.placements[0], place_rows(problem, exact.placements[0]))
-        if found.seconds < placement.seconds:
-            placement = found
+        placed = _Placement(exact.placements[0], place_rows(problem, exact.placements[0]))
+        if placed.seconds < placement.seconds:
+            placement = placed
     certificate = certificate.at_least(exact.bound_seconds)
     return placement, certificate.of(placement.rows.cost.objective_seconds)
 
 
 def within_limits(problem: ClassProblem, cost: Cost) -> bool:
-    """Whether a placement keeps the capacities and the extra memory: bounds are for those."""
+    """Return True if a placement keeps the capacities and the extra memory, for which bounds
+    hold."""
     return cost.feasible and cost.extra_bytes <= _most_extra_bytes(problem, cost)
 
 
 def check_limits(problem: ClassProblem, cost: Cost) -> None:
-    """InfeasibleError where a placement exceeds a capacity or the extra memory."""
+    """Raise InfeasibleError if a placement exceeds a capacity or the extra memory."""
     if within_limits(problem, cost):
         return
     if cost.feasible:
@@ -221,8 +222,8 @@ def _most_extra_bytes(problem: ClassProblem, cost: Cost) -> float:
 
 
 def better_baseline(problem: Problem, limit_seconds: float) -> _Placement | None:
-    """The best quick baseline, its rows swapped, that keeps the capacities and whose objective is
-    below `limit_seconds`; None if there is none."""
+    """Return the best quick baseline, its rows swapped, that keeps the capacities and whose
+    objective is below `limit_seconds`; None if there is none."""
     best = None
     for baseline in quick_baselines(problem):
         cost = price_baseline(problem, baseline)
@@ -231,14 +232,14 @@ def better_baseline(problem: Problem, limit_seconds: float) -> _Placement | None
         placement = _class_placement(problem, baseline, cost)
         if placement is None:
             continue
-        found = _Placement(placement, place_rows(problem, placement))
-        if found.seconds < limit_seconds:
-            best, limit_seconds = found, found.seconds
+        candidate = _Placement(placement, place_rows(problem, placement))
+        if candidate.seconds < limit_seconds:
+            best, limit_seconds = candidate, candidate.seconds
     return best
 
 
 def _class_placement(problem: Problem, baseline: Baseline, cost: Cost) -> ClassPlacement | None:
-    """A baseline as a class placement, all of its rows listed; None where it splits rows."""
+    """Return a baseline as a class placement, all of its rows listed; None if it splits rows."""
     if baseline.cells is None:
         return None
     classes = problem.classes

@@ -1,7 +1,7 @@
-"""What `oper plan` does: place all rows, and assemble the plan.
+"""Planning for `oper plan`: place all rows, and assemble the plan.
 
-In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Plan`, in memory. Where the settings
-have a tier, its tables are placed in the hosts' memory (place_with_tier.py).
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Plan`, in memory. If the settings have
+a tier, its tables are placed in the hosts' memory (place_with_tier.py).
 """
 
 import time
@@ -47,7 +47,7 @@ def make_plan(
     `workload` is the global one, of all ranks. `report` is called with the name of each step as it
     begins.
 
-    Raises OperError where the capacities cannot hold the tables; warns (OperWarning) of settings
+    Raises OperError if the capacities cannot hold the tables; warns (OperWarning) of settings
     without effect and of counts for another batch.
     """
     return plan_and_placement(profile, topology, workload, settings, report)[0]
@@ -114,8 +114,8 @@ def place_fetched(
 
 
 def place_like(plan: Plan, profile: Profile, topology: Topology, asked: PlanSettings) -> Planned:
-    """Return the placement of all rows in one memory, whose tables are fetched as the plan's: those
-    are pooled that the plan pools, and no others."""
+    """Return the placement of all rows in one memory with tables fetched as in the plan: it pools
+    the tables that the plan pools, and no others."""
     kept = frozenset(plan.pooled_tables) & poolable(profile)
     if plan.workload.fetch == "pooled" or not kept or topology.nodes == 1:
         return place_fetched(profile, topology, plan.workload, asked)
@@ -124,21 +124,20 @@ def place_like(plan: Plan, profile: Profile, topology: Topology, asked: PlanSett
     )
 
 
-# Of the bytes: a saving by distinct fetches that is too small to mention. Only a warning depends
-# on it.
+# Relative byte saving below which distinct fetches are not worth a warning.
 _NO_SAVING = 1e-3
 
 
 def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
-    """The warnings as sentences; none where all settings have an effect. `problem` is that of the
-    plan's tables on devices."""
+    """Return the warnings as sentences; none if all settings have an effect. `problem` is that of
+    the plan's tables on devices."""
     workload, topology = plan.workload, plan.topology
     memory_bytes = plan.cost.memory_bytes
     if plan.host is not None and topology.shares_host_memory:  # devices and hosts are one memory
         memory_bytes = memory_bytes + plan.host.cost.memory_bytes
-    found = [topology.memory_warning(memory_bytes, plan.cost.step_bytes)]
+    sentences = [topology.memory_warning(memory_bytes, plan.cost.step_bytes)]
     if topology.ranks == 1:
-        found.append(
+        sentences.append(
             f"there is one rank, which holds every row: {option('--mode')} and {option('--fetch')} "
             f"change the figures but not the plan; {option('--extra-memory')}, "
             f"{option('--threshold')}, {option('--dob')} and {option('--balance')} have no effect"
@@ -149,7 +148,7 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
         weight = classes.rows * classes.S
         raw = float(dot(weight, classes.expected)) / max(profile.samples, 1) * samples
         if raw - float(dot(weight, classes.D)) <= _NO_SAVING * raw:
-            found.append(
+            sentences.append(
                 f"{option('--fetch', 'distinct')}: has no effect here, as the {samples:g} samples "
                 "of a rank almost never read a row twice"
             )
@@ -157,11 +156,11 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
     uses_distinct = workload.training or workload.fetch == "distinct"
     planned_for = (workload.batch_size, topology.ranks)
     if measured and uses_distinct and (measured.batch_size, measured.ranks) != planned_for:
-        found.append(
+        sentences.append(
             f"distinct rows were measured for batches of {measured.batch_size:,} on "
             f"{plural(measured.ranks, 'rank')}, and this plan is for "
             f"{workload.batch_size:,} on {topology.ranks:,}: profile with "
             f"{option('--batch-size', workload.batch_size)}{spoken(' ', ', ')}"
             f"{option('--ranks', topology.ranks)} for closer figures"
         )
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in sentences if sentence]

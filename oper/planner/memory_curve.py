@@ -1,11 +1,11 @@
 """Predicted step over memory: a placement for each of some shares of extra memory.
 
 In: `Planned`. Out: `MemoryCurve`, by memory. The shares go from none to all that the devices hold,
-or, where that does not decide, to a copy of each row on each rank; they end where more memory is
-not used. The placement that was made is one of them. Those of pooled tables are made as it was
-(place_pooled.py). Placements minimise the transfer time, and more copies can lengthen the step: a
-placement with a longer step than one in less memory gives way to the latter, which fits as well. So
-the step never rises with memory.
+or, if that does not decide, to a copy of each row on each rank; they end at the share from which
+more memory is not used. The placement that was made is one of them. Those of pooled tables are made
+as it was (place_pooled.py). Placements minimise the transfer time, and more copies can lengthen the
+step: a placement with a longer step than one in less memory gives way to the latter, which fits as
+well. So the step never rises with memory.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class CurvePoint:
     objective_seconds: float
     lower_bound_seconds: float
     certified_gap: float | None
-    plan: bool  # whether it is the point of the plan that was made
+    plan: bool  # true at the point of the plan that was made
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `curve` in `oper plan --json`."""
@@ -72,34 +72,36 @@ def memory_curve(planned: Planned, topology: Topology) -> MemoryCurve:
         links = relayed(topology, distinct=True)
     problem = replace(planned.problem, topology=links)
     within, most = _limits(problem)
-    mine = _share(planned)
+    plan_share = _share(planned)
     doubled = (2.0**power for power in count())
     used = planned.cost.extra_memory_ratio
-    # Twice the memory of this placement is what people ask for.
-    shares = {share for share in (*_SHARES, 1 + 2 * used) if share < most} | {most, mine}
+    # Users often ask for twice the memory of this placement.
+    shares = {share for share in (*_SHARES, 1 + 2 * used) if share < most} | {most, plan_share}
     while (share := next(doubled)) < most:
         shares.add(share)
     placed: list[Planned] = []
-    found: list[_Placed] = []  # by memory, none with a longer step than the one before
+    curve: list[_Placed] = []  # by memory, none with a longer step than the one before
     for share in sorted(shares):
-        if share == mine:
+        if share == plan_share:
             placed.append(planned)
         elif _is_enough(placed):
             continue
         else:
-            # A share that no placement was found for is left out, as the plan itself is good.
+            # A share without a placement is left out, because the plan itself is good.
             try:
                 placed.append(place_alone(within(share), Watch(lambda step: None)))
             except InfeasibleError:
                 continue
-        here = _Placed(placed[-1], predicted_seconds(placed[-1]), _share(placed[-1]), share == mine)
+        here = _Placed(
+            placed[-1], predicted_seconds(placed[-1]), _share(placed[-1]), share == plan_share
+        )
         # A plan with even links as its aim does not give way to a faster one.
-        if found and (not here.plan or planned.problem.asked.balance == "time"):
-            fastest = min(found, key=lambda each: each.step_seconds)
+        if curve and (not here.plan or planned.problem.asked.balance == "time"):
+            fastest = min(curve, key=lambda each: each.step_seconds)
             here = here if here.step_seconds <= fastest.step_seconds else here.held_by(fastest)
-        found.append(here)
-    at_plan = next(each for each in found if each.plan)
-    return MemoryCurve([_point(each) for each in found], at_plan.placement)
+        curve.append(here)
+    at_plan = next(each for each in curve if each.plan)
+    return MemoryCurve([_point(each) for each in curve], at_plan.placement)
 
 
 def _share(planned: Planned) -> float:
@@ -135,7 +137,7 @@ class _Placed(NamedTuple):
 
 
 def _is_enough(placed: list[Planned]) -> bool:
-    """Return whether more memory is not used: the last placement has no more copies than the one
+    """Return True if more memory is not used: the last placement has no more copies than the one
     before, and had room for those of another row."""
     if len(placed) < 2:
         return False
@@ -147,7 +149,7 @@ def _is_enough(placed: list[Planned]) -> bool:
 
 
 def _limits(problem: Problem) -> tuple[Callable[[float], Problem], float]:
-    """The problem with a share of extra memory, and the largest share."""
+    """Return the problem with a share of extra memory, and the largest share."""
     topology = problem.topology
     if topology.memory_for_plans is not None and topology.capacity is None:
         limits = DeviceLimits.of(problem)

@@ -1,4 +1,4 @@
-"""Placements in which each table is pooled, or fetched as is usual, by what is shortest.
+"""Placements in which each table is pooled, or fetched as usual, whichever is shorter.
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Three placements may be made,
 with no table pooled, with all, and with some. A placement with pooled tables is taken if it makes
@@ -13,7 +13,7 @@ so fewer and more tables are tried as well, by drafts. Tables without pooling ar
 
 Both ways of fetching have one price: a byte on a link, or from a memory, costs the same. Of a
 pooled table a link passes every access in a node and the vectors between nodes, and of a distinct
-one each row once a batch; memories give each row that a rank touches once, as caches have the
+one each row once a batch; memories give each row that a rank touches once, because caches have the
 repeats.
 """
 
@@ -74,8 +74,8 @@ def place_by_table(
 ) -> Planned:
     """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
 
-    Raises OperError where the profile does not know the lengths of bags, or the ranks cannot hold
-    the tables.
+    Raises OperError if the profile does not know the lengths of bags, or the ranks cannot hold the
+    tables.
     """
     usual = usual_way(topology, workload)
     if not _may_have_sums(profile, topology):
@@ -84,13 +84,13 @@ def place_by_table(
     share = _unread_share(profile)
     steps = Steps.of(unpooled, share)
     drafts = Drafts(profile, topology, asked)
-    found = [
+    placements = [
         way.place(profile, topology, asked, partial(_report_step, report, way))
         for way in _ways_by_table(workload, drafts)
         # If nothing travels, a placement takes less time than its draft.
         if way.pooled and (copies_everything(unpooled) or may_gain(way, drafts, steps, share))
     ]
-    gaining = [each for each in found if Steps.of(each, share).gain_over(steps) >= POOLED_GAIN]
+    gaining = [each for each in placements if Steps.of(each, share).gain_over(steps) >= POOLED_GAIN]
     # The first of equals pools the fewest tables.
     best = min(gaining, key=predicted_seconds, default=unpooled)
     return replace(best, unpooled_step_seconds=steps.predicted)
@@ -127,7 +127,7 @@ class Steps(NamedTuple):
     def gain_over(self, other: "Steps") -> float:
         """Return the share by which these steps are shorter than others, the smaller of both."""
         pairs = zip(self, other, strict=True)
-        return min(1 - mine / theirs if theirs else 0.0 for mine, theirs in pairs)
+        return min(1 - seconds / theirs if theirs else 0.0 for seconds, theirs in pairs)
 
 
 def _may_have_sums(profile: Profile, topology: Topology) -> bool:
@@ -162,29 +162,29 @@ class Way:
         report: Callable[[str], None] = lambda step: None,
     ) -> Planned:
         """Plan for all rows of `profile`."""
-        given = (profile, topology, self.workload, asked, report)
+        arguments = (profile, topology, self.workload, asked, report)
         if not self.pooled:
-            return place_in_memory(*given)
-        return place_pooled(*given, None if self.workload.fetch == "pooled" else self.pooled)
+            return place_in_memory(*arguments)
+        return place_pooled(*arguments, None if self.workload.fetch == "pooled" else self.pooled)
 
     def problem(
         self, profile: Profile, topology: Topology, asked: PlanSettings, by_table: bool
     ) -> Problem:
-        """What placements are made and priced in, within all the memory that there is; `by_table`
-        as for `make_problem`, and always so where tables are pooled."""
+        """Return the problem in which placements are made and priced, within all available memory.
+        `by_table` is as for `make_problem`, and always holds if tables are pooled."""
         if self.pooled:
             return Drafts(profile, topology, asked).problem(self)
-        found = make_problem(profile, topology, self.workload, asked, by_table=by_table)
-        return _within_all_memory(found, topology, asked)
+        problem = make_problem(profile, topology, self.workload, asked, by_table=by_table)
+        return _within_all_memory(problem, topology, asked)
 
 
 def ways_to_fetch(
     profile: Profile, topology: Topology, workload: Workload, asked: PlanSettings
 ) -> list[Way]:
-    """The ways to fetch tables that a workload leaves open, those with fewest pooled tables first:
-    one, or those that `auto` tries.
+    """Return the ways to fetch tables that a workload leaves open, fewest pooled tables first: one,
+    or those that `auto` tries.
 
-    Raises OperError where tables cannot be pooled as asked.
+    Raises OperError if tables cannot be pooled as asked.
     """
     if chooses_by_table(profile, topology, workload, asked):
         return _ways_by_table(workload, Drafts(profile, topology, asked))
@@ -198,7 +198,7 @@ def ways_to_fetch(
 
 
 def usual_way(topology: Topology, workload: Workload) -> Way:
-    """Return the way to fetch tables of which none is pooled, as is usual on the topology."""
+    """Return the usual way to fetch tables on the topology, in which none is pooled."""
     return Way(frozenset(), workload.unpooled(topology.nodes))
 
 
@@ -216,8 +216,8 @@ class Drafts:
         usual = way.workload
         fetched = relayed(self.topology, usual.fetch == "distinct")
         ranks = unplaced(self.profile, fetched, usual.training, way.pooled)
-        found = make_problem(self.profile, ranks, usual, self.asked, by_table=True)
-        return _within_all_memory(found, self.topology, self.asked)
+        problem = make_problem(self.profile, ranks, usual, self.asked, by_table=True)
+        return _within_all_memory(problem, self.topology, self.asked)
 
     def _step_seconds(self, way: Way) -> float:
         """Return the step of the draft for even ranks."""
@@ -227,20 +227,20 @@ class Drafts:
 def _ways_by_table(workload: Workload, drafts: Drafts) -> list[Way]:
     """Return the ways that `auto` tries, those with fewest pooled tables first."""
     profile, topology, asked = drafts.profile, drafts.topology, drafts.asked
-    found = [usual_way(topology, workload)]
+    ways = [usual_way(topology, workload)]
     if not _may_have_sums(profile, topology):
-        return found
-    usual, able = found[0].workload, poolable(profile)
+        return ways
+    usual, able = ways[0].workload, poolable(profile)
     mixes = may_mix(topology, usual, asked)
     if len(able) > 1 and mixes and by_mean(topology, asked):
         chosen = cheaper_pooled(usual, able, drafts)
         if chosen and chosen != able:
-            found.append(Way(chosen, usual))
+            ways.append(Way(chosen, usual))
     if able == {table.name for table in profile.tables}:
-        found.append(Way(able, replace(workload, fetch="pooled")))
+        ways.append(Way(able, replace(workload, fetch="pooled")))
     elif mixes:
-        found.append(Way(able, usual))
-    return found
+        ways.append(Way(able, usual))
+    return ways
 
 
 def _report_step(report: Callable[[str], None], way: Way, step: str) -> None:
@@ -254,15 +254,16 @@ def by_mean(topology: Topology, asked: PlanSettings) -> bool:
 
 
 def may_mix(topology: Topology, usual: Workload, asked: PlanSettings) -> bool:
-    """Return whether a plan may pool some tables and not others: in inference only on equal ranks
-    with equal memory, as the linear programme for others has one cost for a byte of any row."""
+    """Return True if a plan may pool some tables and not others: in inference only on equal ranks
+    with equal memory, because the linear programme for others has one cost for a byte of any
+    row."""
     memory = topology.memory_for_plans if by_devices(topology, asked) else None
     return usual.training or (topology.homogeneous and len(set(memory or ())) <= 1)
 
 
 @dataclass(frozen=True)
 class FetchChoice:
-    """The outcome of `auto`: how many of a model's `tables` are pooled, the `share` by which the
+    """Outcome of `auto`: the number of a model's `tables` that are pooled, the `share` by which the
     step is shorter than the best without pooled tables, and that step in seconds."""
 
     share: float
@@ -294,7 +295,7 @@ def may_gain(way: Way, drafts: Drafts, steps: Steps, unread_share: float) -> boo
 
 
 def poolable(profile: Profile) -> frozenset[str]:
-    """The tables whose bags can be added up, by name."""
+    """Return the tables whose bags can be added up, by name."""
     return frozenset(table.name for table in profile.tables if table.pooling != "none")
 
 
@@ -328,7 +329,7 @@ def cheaper_pooled(usual: Workload, able: frozenset[str], drafts: Drafts) -> fro
 
 
 def table_seconds(problem: Problem) -> Floats:
-    """What each table takes of the mean rank with its best copies, [T], where each lies on one
+    """Return the mean rank's seconds of each table with its best copies, [T], if each lies on one
     node."""
     lengths = problem.profile.bag_lengths
     assert lengths is not None

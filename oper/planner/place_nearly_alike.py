@@ -52,31 +52,31 @@ from oper.topology.topology import Topology
 def place_nearly_alike(topology: Topology, place: Callable[[Topology], Planned]) -> Planned:
     """Return the best of the placements that `place` makes for the topology.
 
-    Raises what `place` raises for the topology as it is.
+    Raises the errors of `place` for the topology as it is.
     """
     alike = as_alike(topology)
     if alike is topology:
         return place(topology)
-    found = []
+    placements = []
     for ranks in dict.fromkeys((with_mean_capacity(topology), alike)):
         # The least capacity may be too small for the tables.
         with suppress(OperError):
-            found.append(on_links(place(ranks), topology))
-    if not found:
+            placements.append(on_links(place(ranks), topology))
+    if not placements:
         return place(topology)
-    pooled = any(isinstance(each.problem.topology, PooledTopology) for each in found)
+    pooled = any(isinstance(each.problem.topology, PooledTopology) for each in placements)
     by_programme = None
     if topology.ranks <= MANY_RANKS and not pooled:
         with suppress(OperError):
             by_programme = place(topology)
-            found.append(by_programme)
-    best = reduce(_better, found)
+            placements.append(by_programme)
+    best = reduce(_better, placements)
     return best if best is by_programme else _certified(best, by_programme)
 
 
 def _better(one: Planned, other: Planned) -> Planned:
-    """Return the other placement if it has less of what placements minimise and, for tables on
-    devices, that gain is larger than its loss in the predicted step; else the one."""
+    """Return the other placement if its objective is smaller and, for tables on devices, that gain
+    is larger than its loss in the predicted step; else the one."""
     aimed = [aimed_seconds(each.problem, each.cost) for each in (one, other)]
     if aimed[1] >= aimed[0]:
         return one
@@ -95,14 +95,15 @@ def on_links(planned: Planned, topology: Topology) -> Planned:
     problem = problem_on_links(planned.problem, topology)
     kept = _within_capacities(problem, planned.row_placement)
     tried = kept, _swapped(problem, kept)
-    found = _better(*(_priced(planned, problem, rows) for rows in tried))
-    check_limits(found.problem, found.cost)
-    return found
+    better = _better(*(_priced(planned, problem, rows) for rows in tried))
+    check_limits(better.problem, better.cost)
+    return better
 
 
 def _certified(found: Planned, other: Planned | None) -> Planned:
     """Return the placement with its certificate on its links: the bound of the `other` placement
-    there if that has the same limits, as a programme's bound takes longer than its placement."""
+    there if that has the same limits, because a programme's bound takes longer than its
+    placement."""
     problem, seconds = found.problem, found.cost.objective_seconds
     if other is not None and _same_limits(problem, other.problem):
         return replace(found, certificate=other.certificate.of(seconds))
@@ -124,7 +125,7 @@ def problem_on_links(problem: Problem, topology: Topology) -> Problem:
     `topology`."""
     seen = problem.topology
     links = without_relays(without_pooling(topology))
-    if links.capacity is None and isinstance(seen.capacity, tuple):  # what devices have room for
+    if links.capacity is None and isinstance(seen.capacity, tuple):  # the room of devices
         links = links.with_capacity_bytes([int(each) for each in seen.capacity])
     if isinstance(seen, PooledTopology):
         links = seen.on(links)

@@ -1,18 +1,18 @@
 """A placement for pooled fetches: rows of other nodes are added up there, and travel as vectors.
 
-In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. What a row of another node
-costs depends on how many rows of its bag are there: the more rows are replicated, the fewer are
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. The cost of a row of another
+node depends on the number of rows of its bag there: the more rows are replicated, the fewer are
 left in a bag to be added up, and the more of a vector each of them costs.
 
 On homogeneous ranks copies are chosen table by table (pooled_copies.py), and all other rows of a
-table lie on its home (homes.py). Elsewhere, and in inference beside that, tables are spread over
-all nodes: placement and bytes of vectors for a byte of rows (oper/cost/vectors_per_bag.py) are
-found in turns, from both ends: a bag's rows all elsewhere, and each of them a vector of its own;
-and the placement with the shorter iteration is taken. In inference it is the shorter step that
-decides: with few homes some nodes serve rows while others receive vectors, and each phase waits for
-its slowest. All are priced by the shares of each table's accesses that their nodes
-have. The certificate is for every placement: it takes each row of a table to be on one node, whose
-vector all of a bag share.
+table lie on its home (homes.py). On other ranks, and in inference as a second try, tables are
+spread over all nodes: placement and bytes of vectors for a byte of rows
+(oper/cost/vectors_per_bag.py) are found in turns, from both ends: a bag's rows all elsewhere, and
+each of them a vector of its own; and the placement with the shorter iteration is taken. In
+inference it is the shorter step that decides: with few homes some nodes serve rows while others
+receive vectors, and each phase waits for its slowest. All are priced by the shares of each table's
+accesses that their nodes have. The certificate is for every placement: it takes each row of a table
+to be on one node, whose vector all of a bag share.
 """
 
 from bisect import bisect_left
@@ -92,7 +92,7 @@ def place_pooled(
     """Plan for all rows of `profile`, of which `tables` are pooled, by name (all), and the others
     fetched as `workload` says; `report` is called with the name of each step as it begins.
 
-    Raises OperError where the profile does not know the lengths of bags, the ranks cannot hold the
+    Raises OperError if the profile does not know the lengths of bags, the ranks cannot hold the
     tables, or all are to be pooled and some have no pooling.
     """
     check_transport(topology)
@@ -104,15 +104,15 @@ def place_pooled(
     at_homes = None
     if topology.homogeneous and asked.balance == "time":
         watch = Watch(report)
-        given = (profile, topology, workload, asked, lengths, tables, watch)
-        at_homes = _at_homes(*given)
+        arguments = (profile, topology, workload, asked, lengths, tables, watch)
+        at_homes = _at_homes(*arguments)
         if at_homes is not None and workload.training:
             placed = at_homes.row_placement
             if not placed.sums.rows[placed.holder_sets.on_some].any():
                 return at_homes
             # T, the sum of a rank's phases, may be less and the step, whose phases wait for the
             # slowest rank, longer.
-            without = _at_homes(*given, a_node=False)
+            without = _at_homes(*arguments, a_node=False)
             return min((p for p in (at_homes, without) if p is not None), key=predicted_seconds)
     if at_homes is not None and copies_everything(at_homes):
         return at_homes
@@ -127,7 +127,7 @@ def copies_everything(planned: Planned) -> bool:
 
 
 def predicted_seconds(planned: Planned) -> float:
-    """What a step takes."""
+    """Return the predicted seconds of a step."""
     return predict_step_of(planned.problem, planned.row_placement).seconds
 
 
@@ -153,7 +153,7 @@ def check_all_poolable(profile: Profile) -> None:
 
 
 def known_lengths(profile: Profile) -> BagLengths:
-    """How long a profile's bags are; OperError where it does not say."""
+    """Return the bag lengths of a profile. Raise OperError if it has none."""
     if profile.bag_lengths is None:
         raise OperError(
             "fetch pooled or auto: the profile does not say how long bags are, as older ones do "
@@ -165,8 +165,8 @@ def known_lengths(profile: Profile) -> BagLengths:
 def unplaced(
     profile: Profile, topology: Topology, training: bool, tables: frozenset[str] | None
 ) -> PooledTopology:
-    """The topology with these pooled tables before any row is placed: with the most that vectors
-    can cost, so that limits leave room for enough copies, and the least."""
+    """Return the topology with these pooled tables before any row is placed: with the most that
+    vectors can cost, so that limits leave room for enough copies, and the least."""
     lengths = profile.bag_lengths
     assert lengths is not None
     ranks = PooledTopology.of(topology, 1.0, 1.0, training, tables)
@@ -181,7 +181,7 @@ def draft_step_seconds(problem: Problem) -> float:
     were even."""
     lengths, classes, topology = problem.profile.bag_lengths, problem.classes, problem.topology
     assert lengths is not None
-    found = []
+    steps = []
     for spread in (1, topology.nodes):
         copies, homes = _with_homes(problem, lengths, Supposed(spread), improve=False)
         levels = Levels(copies.a_node, copies.everywhere)
@@ -193,8 +193,8 @@ def draft_step_seconds(problem: Problem) -> float:
         sums = classes.sums(counts)
         method = problem.price(sets, sums).allreduce_method
         priced = with_vectors(problem, sets, expected_accesses(problem, counts), sums)
-        found.append(predict_step(priced, sets, counts, method).seconds)
-    return min(found)
+        steps.append(predict_step(priced, sets, counts, method).seconds)
+    return min(steps)
 
 
 def _at_homes(
@@ -207,8 +207,8 @@ def _at_homes(
     watch: Watch,
     a_node: bool = True,
 ) -> Planned | None:
-    """The plan whose tables have homes, in training with copies on each node if they pay and
-    `a_node` allows them; None where its limits are not kept."""
+    """Return the plan whose tables have homes, in training with copies on each node if they pay and
+    `a_node` allows them; None if its limits are not kept."""
     ranks = unplaced(profile, topology, workload.training, tables)
     with watch("classes"):
         problem = make_problem(profile, ranks, workload, asked, by_table=True)
@@ -240,8 +240,8 @@ def _at_homes(
 def _in_least_memory(
     limits: DeviceLimits, most: Problem, lengths: BagLengths, a_node: bool
 ) -> Problem:
-    """The problem with the least extra memory with which T is estimated to be longer by TOLERANCE,
-    at most, than with that of `most`."""
+    """Return the problem with the least extra memory with which T is estimated to be longer by
+    TOLERANCE, at most, than with that of `most`."""
     shares = shares_up_to(limits.most_extra)
     modest = modest_share(limits, shares)
     if modest == len(shares) - 1:
@@ -265,9 +265,9 @@ def _in_least_memory(
 
 
 def _supposed(problem: Problem, lengths: BagLengths, a_node: bool) -> Supposed:
-    """Where to suppose rows with one owner when copies are chosen, so that T with homes for them is
-    least. Fewer tables than nodes cannot be even on nodes of their own: more of their rows have
-    copies then, or they share nodes."""
+    """Return the assumption on rows with one owner that makes T least if copies are chosen by it
+    and rows get homes. Fewer tables than nodes cannot be even if each lies on one node: then more
+    of their rows have copies, or the tables share nodes."""
     nodes = problem.topology.nodes
     spreads = [1]
     while spreads[-1] < nodes:
@@ -292,7 +292,7 @@ def _supposed(problem: Problem, lengths: BagLengths, a_node: bool) -> Supposed:
 def _with_homes(
     problem: Problem, lengths: BagLengths, supposed: Supposed, improve: bool = True
 ) -> tuple[PooledCopies, Homes]:
-    """Copies, and homes for all other rows, improved or drafts."""
+    """Return copies, and homes for all other rows, improved or drafts."""
     copies = choose_copies(problem, lengths, problem.budget_bytes, supposed)
     a_node = problem.ranks / problem.topology.nodes
     held = float(dot(problem.classes.m, copies.everywhere + copies.a_node / a_node))
@@ -302,7 +302,7 @@ def _with_homes(
 
 
 def _class_placement(problem: Problem, sets: HolderSets, replicas: Ints) -> ClassPlacement:
-    """Copies of rows of each class, [C, G - M], all others left to be placed."""
+    """Return the copies of rows of each class, [C, G - M], all others left to be placed."""
     none = np.zeros((len(problem.classes), problem.ranks), dtype=np.int64)
     return ClassPlacement(
         step="homes",
@@ -315,7 +315,7 @@ def _class_placement(problem: Problem, sets: HolderSets, replicas: Ints) -> Clas
 
 
 def _unevenness(problem: Problem, rows: RowPlacement) -> float:
-    """How far the largest T is above the largest mean of a node's ranks, relative."""
+    """Return the relative excess of the largest T over the largest mean of a node's ranks."""
     seconds, node_of = rows.cost.rank_seconds, np.array(problem.topology.node_of)
     means = np.bincount(node_of, seconds) / np.bincount(node_of)
     return float(seconds.max() / means.max() - 1) if means.max() > 0 else 0.0
@@ -330,7 +330,7 @@ def _over_all_nodes(
     tables: frozenset[str] | None,
     report: Callable[[str], None],
 ) -> Planned:
-    """The plan whose tables are spread over all nodes."""
+    """Return the plan whose tables are spread over all nodes."""
     unknown = unplaced(profile, topology, workload.training, tables)
     which = pooled_of(unknown, profile.tables)
 
@@ -338,7 +338,7 @@ def _over_all_nodes(
         ratios = vector_ratios(lengths, profile.tables, topology.nodes, local_shares, which)
         return unknown.with_ratio(ratios.even, ratios.least)
 
-    found: list[Planned] = []
+    placements: list[Planned] = []
     nowhere, everywhere = np.zeros(lengths.tables), np.ones(lengths.tables)
     for start in (nowhere, everywhere):
         ranks = pooled(start)
@@ -357,8 +357,8 @@ def _over_all_nodes(
             lengths,
         )
         certificate = replace(made.certificate, full_memory_bound_seconds=full)
-        found.append(replace(made, certificate=certificate, seconds=planned.seconds))
-    best = min(found, key=lambda each: each.cost.objective_seconds)
+        placements.append(replace(made, certificate=certificate, seconds=planned.seconds))
+    best = min(placements, key=lambda candidate: candidate.cost.objective_seconds)
     if best.certificate.full_memory_bound_seconds is None:
         return best
     # With all memory that the devices have, too, the least that any placement can cost.
@@ -378,10 +378,10 @@ def _priced(
     least_ratio: float,
     lengths: BagLengths,
 ) -> Planned:
-    """A placement priced by the vectors of its own bags, and certified for these costs."""
-    given = problem.topology
-    assert isinstance(given, PooledTopology)
-    problem = replace(problem, topology=given.with_ratio(given.vector_ratio, least_ratio))
+    """Return a placement priced by the vectors of its own bags, and certified for these costs."""
+    topology = problem.topology
+    assert isinstance(topology, PooledTopology)
+    problem = replace(problem, topology=topology.with_ratio(topology.vector_ratio, least_ratio))
     problem, rows = with_own_vectors(problem, rows)
     certificate = certify(problem, rows.cost.objective_seconds)
     return Planned(problem, placement, rows, certificate)
@@ -396,14 +396,14 @@ def with_own_vectors(problem: Problem, rows: RowPlacement) -> tuple[Problem, Row
 
 
 def node_shares(problem: Problem, rows: RowPlacement) -> Floats:
-    """The share of each table's accesses that a rank of another node makes to rows of each node,
-    the mean over those ranks, [T, N]."""
+    """Return the share of each table's accesses that a rank of another node makes to rows of each
+    node, the mean over those ranks, [T, N]."""
     accesses = _expected_accesses(problem, rows)
     return shares_of_nodes(problem, rows.holder_sets, accesses)
 
 
 def _expected_accesses(problem: Problem, rows: RowPlacement) -> Floats:
     """Return `expected_accesses` to all rows of each holder set, [T, G], striped ones too."""
-    found = expected_accesses(problem, rows.counts)
-    found[:, : problem.ranks] += rows.scan.striped_expected
-    return found
+    accesses = expected_accesses(problem, rows.counts)
+    accesses[:, : problem.ranks] += rows.scan.striped_expected
+    return accesses

@@ -1,8 +1,8 @@
 """Rows on the devices and in the tier placed together: no rank has much to do in both.
 
 In: the placements of both memories, each the best by itself. Out: `Together`. T of a rank is the
-sum of what it takes for both, so a rank that a hot row on the devices keeps busy is to have less of
-the tier, and one whose host link is fast for its device more. In this order, each only while the
+sum of its times for both, so a rank that a hot row on the devices keeps busy is to have less of the
+tier, and one whose host link is fast for its device more. In this order, each only while the
 certificate (bounds/tier_bound.py) leaves room for something better:
 
 1. Rows of both memories are swapped at once (row_placement/swap_together.py).
@@ -10,7 +10,7 @@ certificate (bounds/tier_bound.py) leaves room for something better:
    (class_placement/heterogeneous.py), and swapped.
 3. Of few rows on few ranks one integer programme places them all (exact_placement.py).
 
-With even links as the aim only the first is done, as certificates are of times.
+With even links as the aim only the first is done, because certificates are of times.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ from oper.topology.pooled_links import PooledTopology
 from oper.topology.relays import without_relays
 from oper.topology.topology import Topology
 
-# The programme places the rows anew above these gaps, with so many of all rows listed: as where one
-# memory's rows are placed by a programme (make_placement.py).
+# The programme places the rows anew above these gaps, with this share of all rows listed, like
+# the programme for one memory (make_placement.py).
 PROGRAMMES = ((1e-4, LISTED_SHARE), (1e-3, 1.0))
-# With a gap above this a small problem is solved as an integer programme. One memory's may have a
-# hundred times more: what that leaves adds up.
+# With a gap above this a small problem is solved as an integer programme. The gap of one
+# memory may be a hundred times larger (make_placement.py): the gaps that remain add up.
 EXACT_FROM_GAP = 1e-5
 
 
@@ -53,21 +53,21 @@ class Together(NamedTuple):
 
     @property
     def aimed_seconds(self) -> float:
-        """What is made small; infinite where a limit is exceeded."""
+        """Objective of both memories, in seconds; infinite if a limit is exceeded."""
         both = self.devices, self.tier
         if not all(within_limits(part.problem, part.cost) for part in both):
             return np.inf
         return aimed_of_all([part.cost for part in both], self.devices.problem.asked.balance)
 
     def better_of(self, devices: Planned, tier: Planned) -> "Together":
-        """These placements or others, whichever take less."""
+        """Return these placements or the other ones, whichever take less."""
         seconds = float((devices.cost.rank_seconds + tier.cost.rank_seconds).max())
         other = Together(devices, tier, self.certificate.of(seconds))
         return other if other.aimed_seconds < self.aimed_seconds else self
 
 
 def place_together(devices: Planned, tier: Planned, watch: Watch) -> Together:
-    """The best placements of both that are found."""
+    """Return the best placements of both that are found."""
     with watch("both memories"):
         swapped = _swapped(devices, tier)
         seconds = (swapped[0].cost.rank_seconds + swapped[1].cost.rank_seconds).max()
@@ -92,7 +92,8 @@ def place_together(devices: Planned, tier: Planned, watch: Watch) -> Together:
 
 
 def place_memories(problems: Sequence[Problem]) -> tuple[list[Planned], Certificate]:
-    """The placement of the rows of one memory, or those of both together, and its certificate."""
+    """Return the placement of the rows of one memory, or those of both together, and its
+    certificate."""
     watch = Watch(lambda step: None)
     placed = [place_alone(problem, watch) for problem in problems]
     if len(placed) == 1:
@@ -102,7 +103,7 @@ def place_memories(problems: Sequence[Problem]) -> tuple[list[Planned], Certific
 
 
 def place_alone(problem: Problem, watch: Watch) -> Planned:
-    """Return the placement of one memory; pooled tables find their homes, and what vectors cost,
+    """Return the placement of one memory; pooled tables find their homes, and the cost of vectors,
     anew."""
 
     def placed(ranks: Topology) -> Planned:
@@ -117,8 +118,8 @@ def place_alone(problem: Problem, watch: Watch) -> Planned:
 
 
 def _exact(best: Together) -> Together:
-    """The better of the placements and those of the integer programme, where the problem is small
-    enough, with the better of both bounds."""
+    """Return the better of the placements and those of the integer programme, if the problem is
+    small enough, with the better of both bounds."""
     seconds = best.certificate.objective_seconds
     exact = place_exactly([best.devices.problem, best.tier.problem], seconds, seconds)
     if exact is None:
@@ -131,7 +132,7 @@ def _exact(best: Together) -> Together:
 def _with_rows(
     of: Together, placed: tuple[ClassPlacement, ...], reserve_share: float
 ) -> tuple[Planned, Planned]:
-    """The class placements of both memories with their rows, not evened out one by one."""
+    """Return the class placements of both memories with their rows, not evened out one by one."""
     devices, tier = (
         _with(
             replace(planned, class_placement=classes),
@@ -143,7 +144,7 @@ def _with_rows(
 
 
 def _swapped(*memories: Planned) -> tuple[Planned, Planned]:
-    """The placements after swaps of rows in all memories."""
+    """Return the placements after swaps of rows in all memories."""
     rows = [planned.row_placement for planned in memories]
     swapped = swap_together(
         [
@@ -159,6 +160,6 @@ def _swapped(*memories: Planned) -> tuple[Planned, Planned]:
 
 
 def _with(planned: Planned, rows: RowPlacement) -> Planned:
-    """The placement with these rows, which one memory alone might have better."""
+    """Return the placement with these rows, which one memory alone might have better."""
     certificate = planned.certificate.of(rows.cost.objective_seconds)
     return replace(planned, row_placement=rows, certificate=certificate)

@@ -3,9 +3,9 @@
 In: `Profile`, `Topology`, `Workload`, `PlanSettings` with a tier. Out: `Plan`. The two share no
 capacity and no row: tables on devices are placed as without a tier, and those of the tier for the
 hosts' memory and the links to it (oper/topology/host_tier.py), each row on one rank. All their
-accesses are priced, as if no rank had a cache: how many a cache takes is not known here, and what
-counts is that the ranks' loads are even. T of a rank is the sum of both; place_together.py makes
-its maximum small, and bounds/tier_bound.py bounds it.
+accesses are priced, as if no rank had a cache: a cache's hits are not known here, and the aim is
+that the ranks' loads are even. T of a rank is the sum of both; place_together.py makes its maximum
+small, and bounds/tier_bound.py bounds it.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from oper.topology.topology import Topology
 
 
 class PlannedWithTier(NamedTuple):
-    """A plan in two memories, and the placement on devices, or in the hosts where these have all
+    """A plan in two memories, and the placement on devices, or in the hosts if these have all
     tables."""
 
     plan: Plan
@@ -53,7 +53,7 @@ def plan_with_tier(
 ) -> PlannedWithTier:
     """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
 
-    Raises OperError for a workload or a topology that no tier can be planned for, and where the
+    Raises OperError for a workload or a topology that no tier can be planned for, and if the
     devices or the hosts cannot hold their tables.
     """
     if not workload.training:
@@ -121,7 +121,8 @@ def plan_with_tier(
 
 
 def tier_tables(asked: PlanSettings, tables: Sequence[Table]) -> tuple[int, ...]:
-    """The numbers of the tier's tables; OperError, with near names, where one is not there."""
+    """Return the numbers of the tier's tables. Raise OperError, with near names, if one does not
+    exist."""
     number = {table.name: n for n, table in enumerate(tables)}
     if asked.tier == "all":
         return tuple(range(len(tables)))
@@ -140,7 +141,7 @@ def tier_tables(asked: PlanSettings, tables: Sequence[Table]) -> tuple[int, ...]
 
 
 def _empty_devices(topology: Topology, asked: PlanSettings, tier: Planned) -> tuple[Limits, Floats]:
-    """The limits and the capacities, [M], of devices that have no table."""
+    """Return the limits and the capacities, [M], of devices that have no table."""
     room = DeviceRoom.of(topology, asked, tier.problem.step_memory)
     left = np.array(room.capacities(0.0), dtype=np.float64)
     return Limits(0.0, room.reserve), np.maximum(left, 0.0)
@@ -153,7 +154,7 @@ def _placed_in_hosts(
     asked: PlanSettings,
     report: Callable[[str], None],
 ) -> Planned:
-    """The placement of the tier's tables, each row on one rank."""
+    """Return the placement of the tier's tables, each row on one rank."""
     try:
         placed = make_placement(profile, hosts, workload, asked, report, Limits(0.0))
     except CapacityError as error:

@@ -1,6 +1,6 @@
 """Predicted step of a placement: its classes of rows as the phases need them.
 
-In: a `Problem` and how many rows of each class lie in each holder set. Out: `StepTime`.
+In: a `Problem` and the number of rows of each class in each holder set. Out: `StepTime`.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
     pooled_table = pooled_of(problem.topology, tables)
     of_row = rows_of_classes(problem).figures
     striped = classes.rows - counts.sum(axis=1)
-    found: list[Floats] = []
+    table_figures: list[Floats] = []
     for part, of_tables in ((~pooled, ~pooled_table), (pooled, pooled_table)):
         figures = dot(of_row[:, part], counts[part])
         for w in range(len(classes.widths)):
@@ -49,8 +49,8 @@ def predict_step_of(problem: Problem, placement: RowPlacement) -> StepTime:
             shares = _shares_of_stripes(placement.scan, of_tables & (width_of_table == w))
             of_all = dot(of_row[:, of_width], striped[of_width])
             figures[:, :ranks] += of_all[:, None] * shares
-        found.append(figures)
-    return _step(problem, placement.holder_sets, found, placement.cost.allreduce_method)
+        table_figures.append(figures)
+    return _step(problem, placement.holder_sets, table_figures, placement.cost.allreduce_method)
 
 
 def _shares_of_stripes(scan: RowScan, tables: NDArray[np.bool_]) -> Floats:
@@ -81,13 +81,13 @@ def predict_step_of_cells(
             return np.zeros((len(figures), len(sets)))
         some: Any = slice(None) if part.all() else part
         class_of, group, rows = cells.class_of[some], cells.group[some], cells.rows[some]
-        found = []
+        sums = []
         for of_row, in_bytes in zip(figures, is_bytes, strict=True):
             of = of_row[class_of] * rows
             if share is not None and in_bytes:
                 of = of * share[some]
-            found.append(np.bincount(group, of, minlength=len(sets)))
-        return np.stack(found)
+            sums.append(np.bincount(group, of, minlength=len(sets)))
+        return np.stack(sums)
 
     return _step(problem, sets, [of_part(~pooled), of_part(pooled)], method)
 
@@ -95,7 +95,7 @@ def predict_step_of_cells(
 def _step(
     problem: Problem, sets: HolderSets, figures: Sequence[Floats], method: Method
 ) -> StepTime:
-    """The step by the figures of tables that are not pooled, and of those that are."""
+    """Return the step by the figures of tables that are not pooled, and of those that are."""
     pooled = pooled_of(problem.topology, problem.profile.tables)
     width = table_widths(problem.profile.tables, problem.workload.mode).of_table
     fetched, added_up = (
@@ -106,13 +106,13 @@ def _step(
 
 
 def _pooled_classes(problem: Problem) -> NDArray[np.bool_]:
-    """Which classes are of pooled tables, [C]."""
+    """Return a mask of the classes of pooled tables, [C]."""
     return np.broadcast_to(problem.classes.pooled, len(problem.classes))
 
 
 def bags_of_rank(problem: Problem, of: NDArray[np.bool_]) -> Bags:
-    """A rank's bags of some tables, [T], of as many features as tables have where the profile does
-    not know them."""
+    """Return a rank's bags of the tables `of`, a mask [T]; one per column and sample if the profile
+    does not know the bags."""
     profile, tables = problem.profile, problem.profile.tables
     samples = problem.workload.batch_size / problem.ranks
     lengths = profile.bag_lengths
@@ -131,7 +131,7 @@ def bags_of_rank(problem: Problem, of: NDArray[np.bool_]) -> Bags:
 
 
 def rows_of_classes(problem: Problem) -> BatchRows:
-    """What is expected of one row of each class, [C] each."""
+    """Return the expected amounts of one row of each class, [C] each."""
     classes, topology = problem.classes, problem.topology
     a_rank = problem.workload.batch_size / problem.ranks
     accesses = classes.expected / max(classes.samples, 1) * a_rank
@@ -155,18 +155,18 @@ def rows_of_classes(problem: Problem) -> BatchRows:
 
 
 def _of_node(classes: Classes, unmeasured: Floats) -> Floats:
-    """The chance that any rank of a node touches a row: where relays need it, as they are priced,
-    of nodes of unlike sizes the mean."""
+    """Return the chance that any rank of a node touches a row: with relays the priced one, the mean
+    over the sizes of nodes; else `unmeasured`."""
     return classes.D_of_node.mean(axis=1) if classes.D_of_node.shape[1] else unmeasured
 
 
 def touched_together(D: Floats, together: float, drawn: float, ranks: int, samples: int) -> Floats:
-    """The chance that one of so many ranks touches a row that each, of its `drawn` samples, touches
-    with chance D: 1 - (1 - D)^ranks; where the batch is a part of the log no sample is drawn twice,
-    so that the exponent is a little larger (expected_reads.py)."""
+    """Return the chance that one of `together` ranks touches a row that each rank, with its `drawn`
+    samples, touches with chance D: 1 - (1 - D)^ranks. If the batch is a part of the log no sample
+    is drawn twice, so the exponent is a little larger (expected_reads.py)."""
     power = together
     if drawn * ranks < samples:
         power = float(log1p(-together * drawn / samples) / log1p(-drawn / samples))
     with np.errstate(divide="ignore"):
-        found: Floats = -expm1(power * log1p(-np.minimum(D, 1.0)))
-    return found
+        chance: Floats = -expm1(power * log1p(-np.minimum(D, 1.0)))
+    return chance

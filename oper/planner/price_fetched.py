@@ -1,9 +1,8 @@
 """Costs of other methods' placements if tables are pooled: the same rows on the same ranks.
 
 In: `Problem`, `Baseline`. Out: `Baseline`, `Cost`, and which tables are cheaper pooled. Methods
-place rows as without pooling, of which they know nothing. Their rows then travel as the problem has
-it, and vectors are counted by where each placement has the rows of a table, as of a plan
-(price_plan.py).
+know nothing of pooling and place rows as without it. Their rows then travel as the problem says,
+and vectors are counted by the nodes of each table's rows, as in a plan (price_plan.py).
 """
 
 from dataclasses import replace
@@ -29,8 +28,8 @@ from oper.topology.pooled_links import PooledTopology
 
 
 def refetched(problem: Problem, baseline: Baseline) -> Baseline:
-    """A placement as it counts in a problem of the same counts with another fetch, both of whose
-    classes are of one table each: so they are the same."""
+    """Return a placement as it counts in a problem of the same counts with another fetch, both of
+    whose classes are of one table each: so they are the same."""
     if baseline.cells is None:
         assert baseline.under is not None
         return baseline.under(problem)
@@ -64,8 +63,8 @@ def _with_vectors(problem: Problem, baseline: Baseline) -> Problem:
 
 
 def cheaper_pooled_of(unpooled: Problem, pooled: Problem, baseline: Baseline) -> frozenset[str]:
-    """The tables, by name, that take less of the mean rank in this very placement where they are
-    pooled than where they are not, on ranks that are alike."""
+    """Return the tables, by name, that take less of the mean rank in this very placement if they
+    are pooled than if they are not, on equal ranks."""
     before, after = (
         _table_seconds(problem, refetched(problem, baseline)) for problem in (unpooled, pooled)
     )
@@ -74,8 +73,8 @@ def cheaper_pooled_of(unpooled: Problem, pooled: Problem, baseline: Baseline) ->
 
 
 def _table_seconds(problem: Problem, baseline: Baseline) -> Floats:
-    """What each table takes of the mean rank, [T], but for what copies on all ranks take beside
-    their reads, which is the same however tables are fetched."""
+    """Return the mean rank's seconds of each table, [T], without the part of copies on all ranks
+    that is independent of how tables are fetched: all but their reads."""
     sets, tables, topology = baseline.holder_sets, problem.profile.tables, problem.topology
     seconds = np.zeros(len(tables))
     if isinstance(topology, PooledTopology):
@@ -112,7 +111,7 @@ def _table_seconds(problem: Problem, baseline: Baseline) -> Floats:
 
 
 def _parts(problem: Problem, baseline: Baseline) -> tuple[PartAccesses, ...]:
-    """The accesses to each table, by cells of whole rows where there are any."""
+    """Return the accesses to each table, by cells of whole rows if there are any."""
     if baseline.cells is None:
         return baseline.parts
     cells, classes, tables = baseline.cells, problem.classes, problem.profile.tables

@@ -1,4 +1,4 @@
-"""What an existing plan costs under counts that it may not have been made from.
+"""Cost of an existing plan under counts that it may not have been made from.
 
 In: `Plan`, `Profile`. Out: `Cost`s. The plan's rows are counted where they are, class by class of
 the new counts (row_locator.py), and priced as if the plan had been made for them.
@@ -29,7 +29,7 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """A plan's rows under counts: by class and counted column, [C, K + M], and what they cost."""
+    """A plan's rows under counts, by class and counted column, [C, K + M], and their cost."""
 
     holder_sets: HolderSets  # [K]
     counted: Ints
@@ -39,8 +39,8 @@ class PricedPlan:
 
 
 def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Problem:
-    """The problem that a plan of one memory is a solution of, under the counts of its tables;
-    `as_counted` as for `make_problem`."""
+    """Return the problem that a plan of one memory is a solution of, under the counts of its
+    tables; `as_counted` as for `make_problem`."""
     topology = with_bags_of(plan.cost_topology, profile)
     pooled = isinstance(topology, PooledTopology)
     return make_problem(
@@ -49,7 +49,7 @@ def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Proble
 
 
 def with_bags_of(topology: Topology, profile: Profile) -> Topology:
-    """The topology with the least vectors that bags of this profile can need too."""
+    """Return the topology with the least vectors that bags of this profile can need too."""
     if not isinstance(topology, PooledTopology):
         return topology
     lengths, least = profile.bag_lengths, 0.0
@@ -61,8 +61,8 @@ def with_bags_of(topology: Topology, profile: Profile) -> Topology:
 
 
 def problems_of_memories(plan: Plan, profile: Profile, as_counted: bool = False) -> list[Problem]:
-    """The problem of each of a plan's memories that has tables, in order; `as_counted`, to judge a
-    plan by data that it was not made from."""
+    """Return the problem of each of a plan's memories that has tables, in order; `as_counted`, to
+    judge a plan by data that it was not made from."""
     tables = [memory.tables for memory in plan.memories if memory.tables]
     parts = zip(plans_of_memories(plan), tables, strict=True)
     return [problem_of(part, profile.select(of_part), as_counted) for part, of_part in parts]
@@ -104,13 +104,14 @@ class PlanTime:
 
     @staticmethod
     def of(problems: Sequence[Problem], priced: Sequence[PricedPlan]) -> "PlanTime":
-        """The times of a plan of one memory or of two, as it was priced in their problems."""
+        """Return the times of a plan of one memory or of two, as it was priced in their
+        problems."""
         steps = (predict_priced(*each).seconds for each in zip(problems, priced, strict=True))
         return PlanTime(sum(steps), float(rank_seconds([each.cost for each in priced]).max()))
 
 
 def rank_seconds(costs: list[Cost]) -> Floats:
-    """T of each rank, [M], of one memory or of both."""
+    """Return T of each rank, [M], of one memory or of both."""
     return np.asarray(np.sum([cost.rank_seconds for cost in costs], axis=0))
 
 
@@ -129,8 +130,8 @@ def price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder
 
 
 def with_vectors(problem: Problem, sets: HolderSets, accesses: Floats, sums: Sums) -> Problem:
-    """The problem with the bytes of vectors that bags of pooled tables need where `accesses` [T, G]
-    of each table are to rows of each holder set, with sums `sums` [G]."""
+    """Return the problem with the bytes of vectors that bags of pooled tables need if `accesses`
+    [T, G] of each table are to rows of each holder set, with sums `sums` [G]."""
     whole = PartAccesses(problem.profile.tables, accesses)
     return with_vectors_of_parts(problem, sets, [whole], sums)
 
@@ -138,8 +139,8 @@ def with_vectors(problem: Problem, sets: HolderSets, accesses: Floats, sums: Sum
 def with_vectors_of_parts(
     problem: Problem, sets: HolderSets, parts: Sequence[PartAccesses], sums: Sums
 ) -> Problem:
-    """The same of rows of which each holder set may have some columns: a node sends as much of a
-    vector as it has columns."""
+    """Return the problem with the vectors of rows of which each holder set may have some columns: a
+    node sends as much of a vector as it has columns."""
     topology, tables = problem.topology, problem.profile.tables
     lengths = problem.profile.bag_lengths
     if not isinstance(topology, PooledTopology) or lengths is None:
@@ -151,7 +152,7 @@ def with_vectors_of_parts(
         shares = clipped_shares(problem, sets, part.accesses)
         vectors += dot(pooled, vector_bytes(lengths, part.tables, shares) * a_rank)
     read = dot(sums.pooled_read_bytes, _read_from(problem, sets))
-    # Of bags with the rows that only further samples read nothing else is known.
+    # Bags with rows that only further samples read are unknown: they have the least ratio.
     nowhere = np.zeros(lengths.tables)
     ratio = np.full(
         len(vectors), vector_ratios(lengths, tables, topology.nodes, nowhere, pooled).least
@@ -162,33 +163,34 @@ def with_vectors_of_parts(
 
 
 def shares_of_nodes(problem: ClassProblem, sets: HolderSets, accesses: Floats) -> Floats:
-    """The share of each table's `accesses` [T, G] that a rank of another node makes to rows of each
-    node, the mean over those ranks, [T, N]."""
+    """Return the share of each table's `accesses` [T, G] that a rank of another node makes to rows
+    of each node, the mean over those ranks, [T, N]."""
     total = np.maximum(accesses.sum(axis=1), 1)[:, None]
-    found: Floats = dot(accesses, _read_from(problem, sets)) / total
-    return found
+    shares: Floats = dot(accesses, _read_from(problem, sets)) / total
+    return shares
 
 
 def clipped_shares(problem: ClassProblem, sets: HolderSets, accesses: Floats) -> Floats:
-    """The same from 0 to 1, whatever was rounded."""
+    """Return the shares of nodes, clipped to the range from 0 to 1 that rounding may exceed."""
     return np.clip(shares_of_nodes(problem, sets, accesses), 0.0, 1.0)
 
 
 def _read_from(problem: ClassProblem, sets: HolderSets) -> Floats:
-    """The share of the ranks of all other nodes that read each holder set from each node,
+    """Return the share of the ranks of all other nodes that read each holder set from each node,
     [G, N]."""
     node_of, nodes = np.array(problem.topology.node_of), problem.topology.nodes
     source = node_of[sets.source]
-    found = np.zeros((len(sets), nodes))
+    shares = np.zeros((len(sets), nodes))
     for node in range(nodes):
         others = node_of != node
-        found[:, node] = ((source == node) & others).sum(axis=1) / max(int(others.sum()), 1)
-    return found
+        shares[:, node] = ((source == node) & others).sum(axis=1) / max(int(others.sum()), 1)
+    return shares
 
 
 def with_vectors_of(problem: Problem, sets: HolderSets, counts: Ints) -> Problem:
-    """The problem with the vectors that pooled tables need where `counts` [C, K] rows of each class
-    are in the holder sets, as `with_vectors`; of plans without pooled tables the problem itself."""
+    """Return the problem with the vectors that pooled tables need if `counts` [C, K] rows of each
+    class are in the holder sets, as `with_vectors`; for plans without pooled tables the problem
+    itself."""
     if not isinstance(problem.topology, PooledTopology):
         return problem
     return with_vectors(
@@ -197,16 +199,17 @@ def with_vectors_of(problem: Problem, sets: HolderSets, counts: Ints) -> Problem
 
 
 def expected_accesses(problem: Problem, counts: Ints) -> Floats:
-    """The accesses of each table that are expected to be to rows in each column of `counts` [C, K],
-    [T, K]: by them vectors are counted. Classes are of one table each."""
+    """Return the accesses of each table that are expected to be to rows in each column of `counts`
+    [C, K], [T, K]: by them vectors are counted. Classes are of one table each."""
     classes = problem.classes
-    found = np.zeros((len(problem.profile.tables), counts.shape[1]))
-    np.add.at(found, table_of_class(classes), classes.expected[:, None] * counts)
-    return found
+    accesses = np.zeros((len(problem.profile.tables), counts.shape[1]))
+    np.add.at(accesses, table_of_class(classes), classes.expected[:, None] * counts)
+    return accesses
 
 
 def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:
-    """The cost of `counts` [C, K] rows in the columns, with the vectors of pooled tables there."""
+    """Return the cost of `counts` [C, K] rows in the columns, with the vectors of pooled tables
+    there."""
     if isinstance(problem, Problem):
         problem = with_vectors_of(problem, sets, counts)
     return problem.price(sets, problem.classes.sums(counts))

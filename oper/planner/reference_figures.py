@@ -33,8 +33,8 @@ _SIMPLE = {SimpleMethod.TABLE_WISE: table_wise, SimpleMethod.ROW_WISE: row_wise}
 def with_reference_figures(
     plan: Plan, profile: Profile, problems: list[Problem] | None = None
 ) -> Plan:
-    """The plan with its cost on the data that follow the profile's, where these are known, and
-    with what simple plans would cost. `problems` are those that it solves, where they are at hand.
+    """Return the plan with its cost on the data that follow the profile's, if these are known, and
+    with the cost of simple plans. `problems` are those that it solves, if they are at hand.
     """
     if problems is None:
         problems = problems_of_memories(plan, profile)
@@ -70,13 +70,14 @@ def _unpooled(problems: list[Problem], as_counted: bool = False) -> list[Problem
 
 
 def later_profile(profile: Profile) -> Profile | None:
-    """The counts of the data that follow a profile's, where these are known and read any row."""
+    """Return the counts of the data that follow a profile's, if these are known and read any
+    row."""
     later = profile.following
     return None if later is None or not later.accesses_of_tables.any() else later
 
 
 def later_data(profile: Profile) -> HeldOutSource:
-    """Which data follow a profile's, where these are known."""
+    """Return the kind of data that follow a profile's, if such data are known."""
     return HeldOutSource.LAST_PART if profile.holds_out else HeldOutSource.NEXT_WINDOW
 
 
@@ -99,13 +100,13 @@ def _simple_plan(
 ) -> SimplePlan:
     """Return the plan with the shorter step of those in which tables are pooled as in OPER's plan,
     or none is: for each the problems of these and of later data."""
-    found = []
+    plans = []
     for problems, unseen in ways:
         costs, step, seconds = _priced(method, problems)
         later_step = later = None
         if unseen is not None:
             _, later_step, later = _priced(method, unseen)
-        found.append(
+        plans.append(
             SimplePlan(
                 method,
                 step,
@@ -116,12 +117,12 @@ def _simple_plan(
                 later,
             )
         )
-    return min(found, key=lambda plan: plan.step_seconds)
+    return min(plans, key=lambda plan: plan.step_seconds)
 
 
 def _priced(method: SimpleMethod, problems: list[Problem]) -> tuple[list[Cost], float, float]:
     """Return the cost in each problem, and the step and the objective of all of them, in
     seconds."""
-    found = [predict_fetched(problem, _SIMPLE[method](problem)) for problem in problems]
-    costs = [cost for cost, _ in found]
-    return costs, sum(step.seconds for _, step in found), float(rank_seconds(costs).max())
+    predicted = [predict_fetched(problem, _SIMPLE[method](problem)) for problem in problems]
+    costs = [cost for cost, _ in predicted]
+    return costs, sum(step.seconds for _, step in predicted), float(rank_seconds(costs).max())

@@ -64,13 +64,15 @@ def with_unread_reads(problem: Problem, share: float) -> Classes:
     others = per_table(np.where(of_entry, 0.0, expected))
     moved = np.where(others > 0, moved, 0.0)
     kept = (reads - moved) / np.where(others > 0, others, 1.0)
-    each = np.where(
+    entry_reads = np.where(
         of_entry,
         (moved / np.maximum(rows, 1))[classes.entry_table],
         expected * kept[classes.entry_table],
     )
     # A class with rows of several tables has their mean.
-    total = np.bincount(classes.entry_class, classes.entry_rows * each, minlength=len(classes))
+    total = np.bincount(
+        classes.entry_class, classes.entry_rows * entry_reads, minlength=len(classes)
+    )
     supposed = total / np.maximum(classes.rows, 1)
     before = np.where(classes.expected > 0, classes.expected, 1.0)
     times = np.maximum(supposed / before, _LEAST_TIMES)

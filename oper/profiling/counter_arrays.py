@@ -1,4 +1,4 @@
-"""Row counts of all tables as arrays: which row of which table each counter belongs to.
+"""Row counts of all tables as arrays, and the row and table of each counter.
 
 Counters of accesses are in global row order. Counters of the samples that contain a row are kept
 only for bagged tables, those of which a sample may read several rows: for the others the number
@@ -29,7 +29,7 @@ _MOST_ACCESSES = 2.0**62
 
 @dataclass(eq=False)
 class RowCounts(Summarised):
-    """How often each row was accessed in `samples` samples, and how many of them contain it.
+    """Accesses of each row in `samples` samples, and the number of samples that contain the row.
 
     accesses: uint32 or uint64 [rows]. samples_with_row: the same type, only rows of tables that are
     `bagged`, in table order. Both may be set to `SparseCounts`, and read as dense counters, which
@@ -44,12 +44,13 @@ class RowCounts(Summarised):
 
     @cached_property
     def offsets(self) -> Ints:
-        """Where each table's rows begin: int64 [T + 1]."""
+        """Offset of each table's first row, and the end: int64 [T + 1]."""
         return table_offsets(self.tables)
 
     @cached_property
     def samples_with_row_offsets(self) -> Ints:
-        """Where each table's rows begin in `samples_with_row`; nothing for tables not bagged."""
+        """Offset of each table's first row in `samples_with_row`; tables without bags have no rows
+        there."""
         return samples_with_row_offsets(self.tables, self.bagged)
 
     @property
@@ -58,7 +59,7 @@ class RowCounts(Summarised):
         return int(self.offsets[-1])
 
     def table_accesses(self, table: int) -> Counts:
-        """Accesses of a table's rows."""
+        """Return the accesses of a table's rows."""
         return self.accesses[self.offsets[table] : self.offsets[table + 1]]
 
     @property
@@ -74,7 +75,7 @@ class RowCounts(Summarised):
         return int(self.accesses_of_tables.sum())
 
     def table_samples_with_row(self, table: int) -> Counts:
-        """The samples that contain each of a table's rows."""
+        """Return the samples that contain each of a table's rows."""
         if not self.bagged[table]:
             return self.table_accesses(table)
         return self.samples_with_row[
@@ -82,7 +83,7 @@ class RowCounts(Summarised):
         ]
 
     def stored(self, name: str) -> Counts | SparseCounts:
-        """`accesses` or `samples_with_row`, sparse where they are stored so."""
+        """Return `accesses` or `samples_with_row`, sparse if they are stored so."""
         counters: Counts | SparseCounts = vars(self)[name]
         return counters
 
@@ -93,7 +94,8 @@ class RowCounts(Summarised):
                 vars(counters).pop("dense", None)
 
     def histogram(self) -> RowHistogram:
-        """Rows by table, accesses and samples with the row: one pass over all counters."""
+        """Return the rows by table, accesses and samples with the row: one pass over all
+        counters."""
         return histogram(
             self.accesses, self.samples_with_row, self.offsets, self.samples_with_row_offsets
         )
@@ -118,14 +120,15 @@ for _name in ("accesses", "samples_with_row"):
 
 
 def samples_with_row_offsets(tables: Sequence[Table], bagged: Sequence[bool]) -> Ints:
-    """Where each table begins in `samples_with_row`, int64 [T + 1]; only bagged tables have any."""
+    """Return the offset of each table in `samples_with_row`, int64 [T + 1]; only bagged tables have
+    rows there."""
     result = np.zeros(len(tables) + 1, dtype=np.int64)
     np.cumsum([t.rows * b for t, b in zip(tables, bagged, strict=True)], out=result[1:])
     return result
 
 
 def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
-    """Counters of 0 [size]: in memory, or in file `name` of a folder that is being written.
+    """Create counters of 0 [size]: in memory, or in file `name` of a folder that is being written.
 
     Replaces a file of that name; arrays that are mapped to the old one stay readable.
     """
@@ -141,7 +144,7 @@ def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
 
 
 def check_total(where: str, *counters: Counts | SparseCounts) -> None:
-    """OperError where sums over rows, which are int64, could overflow."""
+    """Raise OperError if sums over rows, which are int64, could overflow."""
     wide = (
         array for array in counters if array.dtype == np.uint64
     )  # Sums of uint32 stay far below.

@@ -1,4 +1,4 @@
-"""Counters on the disk: one for each row or, where that is smaller, only those that are not 0.
+"""Counters on the disk: one for each row or, if that is smaller, only the counters above 0.
 
 Dense counters are NAME.npy, uint32 or uint64 [size]. Sparse ones, of windows, in which most rows
 are never read, lie in blocks of 65,536 rows:
@@ -29,12 +29,12 @@ from oper.files.storage import load_array, save_array
 
 BLOCK_ROWS = 1 << 16
 _MOST_SMALL = 255
-_HEADER_BYTES = 128  # what NumPy writes before an array of one dimension
+_HEADER_BYTES = 128  # NumPy's header of an array of one dimension
 
 
 @dataclass(eq=False)
 class SparseCounts:
-    """Counters of `size` rows, of which few are not 0. The arrays are those of the files."""
+    """Counters of `size` rows, most of which are 0. The arrays are those of the files."""
 
     size: int
     block_starts: Ints
@@ -48,12 +48,12 @@ class SparseCounts:
         return self.large_counts.dtype
 
     def max(self, initial: int = 0) -> int:
-        """The largest counter, at least `initial`."""
+        """Return the largest counter, at least `initial`."""
         small = int(self.counts.max(initial=0))
         return max(initial, small, int(self.large_counts.max(initial=0)))
 
     def sum(self, dtype: Any) -> Any:
-        """The sum of all counters, in `dtype`."""
+        """Return the sum of all counters, in `dtype`."""
         return self.counts.sum(dtype=dtype) + self.large_counts.sum(dtype=dtype)
 
     def add_to(self, dense: Counts) -> None:
@@ -70,7 +70,8 @@ class SparseCounts:
         return made
 
     def check(self, where: Path) -> None:
-        """OperError where the arrays do not fit together; whatever they hold, `dense` is safe."""
+        """Raise OperError if the arrays do not fit together; whatever they hold, `dense` is
+        safe."""
         starts, n = self.block_starts, len(self.rows)
         if len(starts) != -(-self.size // BLOCK_ROWS) + 1 or len(self.counts) != n:
             raise _damaged(where, f"they are not of {self.size:,} rows")
@@ -87,16 +88,16 @@ class SparseCounts:
             raise _damaged(where, "the large counts are not those that are left out of the others")
 
     def _blocks(self, dtype: Any) -> Iterator[tuple[int, NDArray[np.uint16], Any]]:
-        """The first row of each block with counters that are not 0, its rows, and their counters
-        in `dtype`. A block's counters fit in a cache."""
+        """Yield the first row of each block with counters that are not 0, its rows, and their
+        counters in `dtype`. A block's counters fit in a cache."""
         large_first = 0
         for block in np.flatnonzero(np.diff(self.block_starts)).tolist():
-            mine = slice(*self.block_starts[block : block + 2].tolist())
-            counts = self.counts[mine].astype(dtype)
+            of_block = slice(*self.block_starts[block : block + 2].tolist())
+            counts = self.counts[of_block].astype(dtype)
             large = np.flatnonzero(counts == 0)
             counts[large] = self.large_counts[large_first : large_first + len(large)]
             large_first += len(large)
-            yield block * BLOCK_ROWS, self.rows[mine], counts
+            yield block * BLOCK_ROWS, self.rows[of_block], counts
 
 
 _PARTS: dict[str, tuple[type, ...]] = {
@@ -109,7 +110,7 @@ assert list(_PARTS) == [part.name for part in fields(SparseCounts)][1:]
 
 
 def counter_files(name: str, described: Any) -> list[str]:
-    """The files that counters `name` are in, given those of the folder; ValueError where some are
+    """Return the files of counters `name`, given those of the folder. Raise ValueError if some are
     missing."""
     for files in ([f"{name}.npy"], [f"{name}_{part}.npy" for part in _PARTS]):
         if set(files) <= set(described):
@@ -122,8 +123,8 @@ def save_counters(
 ) -> Counts | SparseCounts:
     """Write counters into a folder that is being written, and return them as they are there.
 
-    With `sparse` they are written sparse where that is smaller, and a dense file that they are
-    mapped to is removed.
+    With `sparse` they are written sparse if that is smaller, and a dense file that they are mapped
+    to is removed.
     """
     dense_file = folder / f"{name}.npy"
     if sparse and (made := _save_sparse(folder, name, counters)):
@@ -137,9 +138,9 @@ def save_counters(
 
 
 def load_counters(folder: Path, files: list[str], size: int, mmap: bool) -> Any:
-    """The counters in `files`, as `counter_files` names them: `Counts` or `SparseCounts`.
+    """Return the counters in `files`, as `counter_files` names them: `Counts` or `SparseCounts`.
 
-    OperError where they are not `size` counters.
+    Raise OperError if they are not `size` counters.
     """
     if len(files) == 1:
         types: tuple[type, ...] = (np.uint32, np.uint64)
@@ -162,7 +163,7 @@ def add_counters(counters: Counts | SparseCounts, total: Counts) -> None:
 
 
 def sparse_counts(counters: Counts) -> SparseCounts:
-    """The counters that are not 0, in memory."""
+    """Return the counters that are not 0, in memory."""
     rows = np.flatnonzero(counters)
     counts = counters[rows]
     large = counts > _MOST_SMALL
@@ -170,14 +171,14 @@ def sparse_counts(counters: Counts) -> SparseCounts:
     return SparseCounts(
         len(counters),
         np.searchsorted(rows, BLOCK_ROWS * np.arange(blocks + 1)).astype(np.int64),
-        rows.astype(np.uint16),  # what is left of them is their place in the block
+        rows.astype(np.uint16),  # the low 16 bits: their place in the block
         np.where(large, 0, counts).astype(np.uint8),
         counts[large],
     )
 
 
 def npy_sha256(array: Counts | Ints) -> str:
-    """SHA-256 of the .npy file that `save_array` would write, without writing it."""
+    """Return the SHA-256 of the .npy file that `save_array` would write, without writing it."""
     digest = hashlib.sha256()
     sink: Any = SimpleNamespace(write=digest.update)
     np.lib.format.write_array(sink, np.ascontiguousarray(array), allow_pickle=False)
@@ -185,7 +186,7 @@ def npy_sha256(array: Counts | Ints) -> str:
 
 
 def _save_sparse(folder: Path, name: str, counters: Counts) -> SparseCounts | None:
-    """Write the files of sparse counters block by block; None where dense ones are not larger."""
+    """Write the files of sparse counters block by block; None if dense ones are not larger."""
     firsts = range(0, len(counters), BLOCK_ROWS)
     blocks = [counters[first : first + BLOCK_ROWS] for first in firsts]
     starts = np.zeros(len(blocks) + 1, np.int64)
@@ -217,7 +218,7 @@ def _save_sparse(folder: Path, name: str, counters: Counts) -> SparseCounts | No
 
 @contextlib.contextmanager
 def _new_array(path: Path, dtype: Any, length: int) -> Iterator[Any]:
-    """A .npy file of `length` numbers that are still to be written into it."""
+    """Create a .npy file of `length` numbers, and yield the array to write them into."""
     described = {
         "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
         "fortran_order": False,

@@ -34,7 +34,7 @@ Advance = Callable[[int], None]
 
 @dataclass
 class CountOptions:
-    """What to count of a log, and what to measure in the same pass.
+    """Parts of a log to count, and measurements to make in the same pass.
 
     sampling: count a sample of the samples, and estimate the error of a balance over `ranks`.
     windows: a profile for each, at most `max_windows`. batch_size, ranks: measure the distinct rows
@@ -57,7 +57,7 @@ class CountOptions:
         if not 1 <= self.ranks <= MAX_RANKS:
             raise OperError(f"{option('--ranks', self.ranks)}: expected 1 to {MAX_RANKS:,} ranks")
         if self.batch_size is not None:
-            Workload("inference", "distinct", self.batch_size)  # It refuses what is no batch size.
+            Workload("inference", "distinct", self.batch_size)  # It refuses invalid batch sizes.
         if self.sampling and self.batch_size:
             raise OperError(
                 f"{option('--sample')} with {option('--batch-size')}: batches of a sample are not "
@@ -112,7 +112,7 @@ def count(
 
 
 def _move(counted: Path, into: Path) -> None:
-    """Rename a folder of counters, or the files in it where the other folder exists."""
+    """Rename a folder of counters, or the files in it if the other folder exists."""
     if not into.exists():
         counted.replace(into)
         return
@@ -122,8 +122,8 @@ def _move(counted: Path, into: Path) -> None:
 
 
 def provenance(log: Log, left_out: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The provenance of a profile: the files' names, options that are not the default, and why
-    columns are in no table, where there are such columns."""
+    """Return the provenance of a profile: the files' names, options that are not the default, and,
+    for columns in no table, the reason."""
     default = asdict(LogOptions())
     options = {
         name: list(value) if isinstance(value, tuple) else value
@@ -138,7 +138,7 @@ def provenance(log: Log, left_out: Mapping[str, str] | None = None) -> dict[str,
 
 
 class _Tally:
-    """The counters of one window, and its distinct rows where they are measured."""
+    """Counters of one window, and its distinct rows if they are measured."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class _Tally:
 def _chosen(
     batches: Iterable[Batch], options: CountOptions, advance: Advance
 ) -> Iterator[tuple[int, Batch]]:
-    """The batches, cut where a window ends, each with its window; sampled where that is asked."""
+    """Yield the batches, cut at the ends of windows, each with its window; sampled if asked."""
     # The place of the batch's first sample in the log decides its window and whether it is counted.
     position = 0
     for batch in batches:
@@ -214,7 +214,7 @@ def _chosen(
 
 
 def take(batch: Batch, chosen: NDArray[np.bool_]) -> Batch:
-    """The samples of a batch of row ids for which `chosen` is true."""
+    """Return the samples of a batch of row ids for which `chosen` is true."""
     if chosen.all():
         return batch
     features = {

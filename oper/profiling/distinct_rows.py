@@ -1,8 +1,8 @@
-"""Distinct rows that batches read, compared with what independent samples would read.
+"""Distinct rows that batches read, compared with those of independent samples.
 
 With s_k the share of the samples that contain row k, and samples drawn independently, one of M
 ranks touches D_k = 1 − (1 − s_k)^(B/M) and all together U_k = 1 − (1 − s_k)^B of row k in a batch
-of B samples (the accesses of the paper's §4.3, deduplicated; drawn without replacement where B is
+of B samples (the accesses of the paper's §4.3, deduplicated; drawn without replacement if B is
 below the log's samples: oper/cost/expected_reads.py). In a log's own order equal ids are close
 together and batches read fewer rows. Reading the log in batches of B, cut into M parts of
 consecutive samples, gives the ratios
@@ -45,12 +45,12 @@ class Distinct:
     union_rows: tuple[float, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The measurement as JSON holds it."""
+        """Return the measurement as JSON holds it."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "Distinct":
-        """The inverse of `to_dict`."""
+        """Invert `to_dict`."""
         fields: dict[str, Any] = {
             key: tuple(v) if isinstance(v, list) else v for key, v in content.items()
         }
@@ -71,7 +71,7 @@ class DistinctSums:
 
     @classmethod
     def of(cls, measured: Sequence[Distinct]) -> "DistinctSums | None":
-        """The sums of several measurements; None where they differ in batch size or ranks."""
+        """Return the sums of several measurements; None if they differ in batch size or ranks."""
         first = measured[0]
         if any((d.batch_size, d.ranks) != (first.batch_size, first.ranks) for d in measured):
             return None
@@ -104,9 +104,9 @@ class DistinctSums:
         self.union_rows += of_all.numpy()
 
     def against(self, counts: RowCounts) -> Distinct:
-        """The measurement, with ratios to what is expected from the counts.
+        """Return the measurement, with ratios to the figures expected from the counts.
 
-        OperError where the samples did not fill a batch.
+        Raise OperError if the samples did not fill a batch.
         """
         if self.batches == 0:
             raise OperError(
@@ -129,7 +129,7 @@ class DistinctSums:
 
 
 def expected_rows(counts: RowCounts, batch_size: int, ranks: int) -> tuple[Floats, Floats]:
-    """Σ_k D_k and Σ_k U_k of each table, [T] each, from the counters."""
+    """Return Σ_k D_k and Σ_k U_k of each table, [T] each, from the counters."""
     table, accesses, samples_with_row, rows = counts.histogram()
     workload = Workload("inference", "distinct", batch_size)
     _, touched, union = expected_reads(accesses, samples_with_row, counts.samples, workload, ranks)
@@ -141,8 +141,8 @@ def expected_rows(counts: RowCounts, batch_size: int, ranks: int) -> tuple[Float
 
 
 def tensors(batch: Batch, table_of: Mapping[str, int]) -> tuple[list[Any], list[Any], Any]:
-    """A batch as the native kernels take it: by feature, ids, lengths (empty: one id a sample)
-    and the table."""
+    """Return a batch as the native kernels take it: by feature, ids, lengths (empty: one id a
+    sample) and the table."""
     features = [batch.features[key] for key in table_of]
     types = {ids.values.dtype for ids in features}
     wanted = types.pop() if types in ({np.dtype(np.int32)}, {np.dtype(np.int64)}) else np.int64

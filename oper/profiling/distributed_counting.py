@@ -36,7 +36,7 @@ from oper.tables.bag_lengths import BagLengths
 
 _ERROR, _HEARD = "oper/error", "oper/heard"  # keys in the group's store
 _HEARD_SECONDS = 5.0  # for waiting ranks to read the error; ranks that count learn of it later
-_CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
+_CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little next to the counters
 
 
 def count_under_torchrun(
@@ -50,7 +50,8 @@ def count_under_torchrun(
 ) -> Profile | None:
     """Count the log's files into the profile folder `output`, which rank 0 writes and returns.
 
-    OperError where there are fewer files than ranks, a rank is lost or late, or `output` is taken.
+    Raise OperError if there are fewer files than ranks, a rank is lost or late, or `output` is
+    taken.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # The group comes first, so that a rank that refuses something can tell the others.
@@ -72,12 +73,14 @@ def count_under_torchrun(
                 f"{option('--rows')}: works in one process only; under torchrun pass the files to "
                 "count"
             )
-        mine = log.part(rank, ranks)
-        prepared = tables.prepare(mine)
+        log_part = log.part(rank, ranks)
+        prepared = tables.prepare(log_part)
         group.barrier()
         prepared = _agreed_tables(prepared, log, tables)
         with scratch_folder(output) as folder:
-            part = count(RowReader(mine, prepared), options, prepared=prepared, folder=folder)[0]
+            part = count(RowReader(log_part, prepared), options, prepared=prepared, folder=folder)[
+                0
+            ]
             group.barrier()
             if rank > 0:
                 _sum(part, None, Memory())
@@ -153,7 +156,7 @@ def _store() -> Any:
 
 
 def _agreed_tables(prepared: Prepared, log: Log, tables: TableOptions) -> Prepared:
-    """Tables with rows for all ranks' ids; from the whole log where vocabularies differ."""
+    """Return the tables with rows for all ranks' ids; from the whole log if vocabularies differ."""
     digest = torch.frombuffer(bytearray(_digest(prepared)), dtype=torch.uint8)
     digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, digest)
@@ -174,7 +177,7 @@ def _digest(prepared: Prepared) -> bytes:
 
 
 def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
-    """The sum of all ranks' profiles on rank 0, None on the others.
+    """Return the sum of all ranks' profiles on rank 0, None on the others.
 
     Counters beyond the memory limit are in `folder`.
     """
@@ -214,9 +217,9 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
         bag_lengths=bag_lengths,
     )
     names = [table.name for table in part.tables]
-    found = {n: int(k) for n, k in zip(names, totals[2:], strict=True) if k}
-    if found:
-        whole.source["skipped_ids"] = found
+    skipped_ids = {n: int(k) for n, k in zip(names, totals[2:], strict=True) if k}
+    if skipped_ids:
+        whole.source["skipped_ids"] = skipped_ids
     if "sampled" in part.source:
         whole.source["sampled"] = {"share": part.source["sampled"]["share"]}
     if measured is not None:
@@ -246,16 +249,16 @@ def _reduce_distinct(part: Profile) -> DistinctSums | None:
 
 
 def _gather_bag_lengths(part: Profile) -> BagLengths | None:
-    """The sum of all ranks' lengths of bags on rank 0, None on the others."""
+    """Return the sum of all ranks' lengths of bags on rank 0, None on the others."""
     assert part.bag_lengths is not None, "it was counted by this version of oper"
     distinct = torch.from_numpy(part.bag_lengths.distinct.copy())
     dist.reduce(distinct, dst=0)
-    mine = torch.from_numpy(part.bag_lengths.pairs)
-    most = torch.tensor(len(mine))
+    pairs = torch.from_numpy(part.bag_lengths.pairs)
+    most = torch.tensor(len(pairs))
     dist.all_reduce(most, dist.ReduceOp.MAX)
     # Pairs of 0 bags, which the sum leaves out, fill up those of ranks that have fewer.
-    padded = torch.zeros((int(most), mine.shape[1]), dtype=torch.int64)
-    padded[: len(mine)] = mine
+    padded = torch.zeros((int(most), pairs.shape[1]), dtype=torch.int64)
+    padded[: len(pairs)] = pairs
     if dist.get_rank() != 0:
         dist.gather(padded)
         return None

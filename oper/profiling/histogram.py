@@ -1,4 +1,4 @@
-"""How many rows of a table have equal counts, in one pass over all counters."""
+"""Number of rows of a table with equal counts, in one pass over all counters."""
 
 from typing import Any, NamedTuple
 
@@ -26,26 +26,26 @@ def histogram(
     offsets: Ints,
     samples_with_row_offsets: Ints,
 ) -> RowHistogram:
-    """How many rows of each piece have equal counts.
+    """Count the rows of each piece that have equal counts.
 
     Piece n is the rows offsets[n] … offsets[n + 1] - 1, such as a table. Its `samples_with_row`
-    begin at samples_with_row_offsets[n]; where that range is empty they equal its accesses.
+    begin at samples_with_row_offsets[n]; if that range is empty they equal its accesses.
     """
-    found = native.ops().histogram(
+    tensors = native.ops().histogram(
         as_tensor(accesses),
         samples_with_row_tensor(samples_with_row, accesses),
         as_int64(offsets),
         samples_with_row_starts(samples_with_row_offsets),
     )
-    return RowHistogram(*(tensor.numpy() for tensor in found))
+    return RowHistogram(*(tensor.numpy() for tensor in tensors))
 
 
 def samples_with_row_tensor(samples_with_row: Counts, accesses: Counts) -> Any:
-    """`samples_with_row` as the native kernels take it: of the type of `accesses`."""
+    """Return `samples_with_row` in the type of `accesses`, as the native kernels take it."""
     return as_tensor(np.asarray(samples_with_row, dtype=accesses.dtype))
 
 
 def samples_with_row_starts(samples_with_row_offsets: Ints) -> Any:
-    """Where the `samples_with_row` of each piece begin; -1 for those without."""
+    """Return the start of each piece's `samples_with_row`; -1 for pieces without."""
     kept = np.diff(samples_with_row_offsets) > 0
     return as_int64(np.where(kept, samples_with_row_offsets[:-1], -1))

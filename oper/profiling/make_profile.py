@@ -36,7 +36,7 @@ from oper.profiling.windows import (
 )
 
 # Called with the name of a stage and the samples that it reads (None: unknown), and entered while
-# the stage runs; what it yields is called with the number of samples that were read since.
+# the stage runs; it yields a function to call with the number of samples read since.
 Progress = Callable[[str, int | None], AbstractContextManager[Advance]]
 
 
@@ -46,7 +46,7 @@ def _no_progress(stage: str, samples: int | None) -> Iterator[Advance]:
 
 
 class _Options(LogKeywords, total=False):
-    """The keywords of `profile` that do not decide what it returns, for type checkers."""
+    """Keywords of `profile` that do not decide its return type, for type checkers."""
 
     dim: int
     dtype: str
@@ -206,7 +206,9 @@ def profile(
     opened = open_log(log, read)
     with atomic_folder(output, FORMAT, overwrite) if output else nullcontext() as folder:
         if hold_out is None:
-            opened, found = _windows(opened, windows, by_column, str(every), max_windows, progress)
+            opened, log_windows = _windows(
+                opened, windows, by_column, str(every), max_windows, progress
+            )
         else:
             if windows is not None or by_column is not None:
                 raise OperError(
@@ -214,10 +216,10 @@ def profile(
                     f"it out with {option('--windows')} and {option('--by-column')}"
                 )
             held_out = parse_share(str(hold_out), option("--hold-out"))
-            found = HeldOutWindows(held_out, _samples(opened))
+            log_windows = HeldOutWindows(held_out, _samples(opened))
         with progress("finding the tables", opened.estimated_samples()) as advance:
             prepared = stated.prepare(opened, advance)
-        asked = replace(asked, windows=found, source=provenance(opened, prepared.left_out))
+        asked = replace(asked, windows=log_windows, source=provenance(opened, prepared.left_out))
         with progress("counting", opened.estimated_samples()) as advance:
             counted = count(
                 RowReader(opened, prepared),
@@ -226,7 +228,7 @@ def profile(
                 folder=folder,
                 advance=advance,
             )
-        in_windows = found is not None and hold_out is None
+        in_windows = log_windows is not None and hold_out is None
         if hold_out is not None:
             counted = [_with_held_out(counted, option("--hold-out", hold_out))]
         in_order(counted)
@@ -238,7 +240,7 @@ def profile(
 
 
 def _with_held_out(counted: list[Profile], asked: str) -> Profile:
-    """The profile of a log's first part, which knows the last one."""
+    """Return the profile of a log's first part, which knows the last one."""
     if len(counted) != 2:
         raise OperError(
             f"{asked} with {option('--sample')}: no sample of one of the parts was chosen; use "
@@ -255,7 +257,7 @@ def _windows(
     most: int,
     progress: Progress,
 ) -> tuple[Log, Windows | None]:
-    """The log as its windows need it, and the windows that are asked for."""
+    """Return the log as its windows need it, and the windows that are asked for."""
     if by_column is not None:
         if windows is not None:
             raise OperError(f"{option('--windows')} and {option('--by-column')}: give one of them")
@@ -268,7 +270,8 @@ def _windows(
 
 
 def _samples(log: Log) -> int:
-    """How many samples are read of a log, which may have to be counted."""
+    """Return the number of samples that are read of a log, counting them if the log does not
+    say."""
     if log.samples is not None:
         return log.samples
     total = log.count_samples()
@@ -277,7 +280,7 @@ def _samples(log: Log) -> int:
 
 
 def _limit_bytes(given: str | int | None, output: Path | str | None) -> int | None:
-    """The bytes of counters that are in memory; None: all."""
+    """Return the limit on counters in memory, in bytes; None: no limit."""
     if output is None:
         if given is not None:
             raise OperError(

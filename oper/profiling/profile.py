@@ -1,20 +1,20 @@
-"""Profiles: how often each row was accessed in a log, and how many samples contain it.
+"""Profiles: the accesses of each row in a log, and the number of samples that contain the row.
 
 With n samples, row k has f_k = accesses[k] / n accesses per sample (the access frequency of the
 paper's §3.2, A_k = f_k · samples per rank) and the share s_k = samples_with_row[k] / n of samples
-that contain it. The two differ only where a sample can read a row twice: in bags, or where several
+that contain it. The two differ only if a sample can read a row twice: in bags, or if several
 features index one table. So `samples_with_row` is stored only for tables in which some sample had
 several ids.
 
 A profile is a folder: profile.json (its marker: tables, samples, provenance, checksums),
-accesses.npy, samples_with_row.npy where any table needs it (both sparse in windows:
-counter_files.py), bag_lengths.npy, and vocab/TABLE.parquet for tables with a vocabulary. A folder
-of windows has a profile.json that lists them, and each window is a profile below it: PROFILE is
-their sum, PROFILE@3 the fourth one. The last part of a log that was held out of the counts is a
-profile in `held-out/`. A window keeps the counts of its first part in `first-part/`, so that plans
-made from that part can be judged on the rest (`Profile.parts`).
+accesses.npy, samples_with_row.npy if any table needs it (both sparse in windows: counter_files.py),
+bag_lengths.npy, and vocab/TABLE.parquet for tables with a vocabulary. A folder of windows has a
+profile.json that lists them, and each window is a profile below it: PROFILE is their sum, PROFILE@3
+the fourth one. The last part of a log that was held out of the counts is a profile in `held-out/`.
+A window keeps the counts of its first part in `first-part/`, so that plans made from that part can
+be judged on the rest (`Profile.parts`).
 
-What a plan is worth on data that it was not made from is seen on the data that came after: the part
+The value of a plan on data that it was not made from shows on the data that came after: the part
 held out, or the next window (`Profile.following`).
 """
 
@@ -78,11 +78,11 @@ FORMAT = Format(
 
 @dataclass(eq=False)
 class Profile(RowCounts):
-    """The row counts of a log, with what was measured on the way and where the log came from.
+    """Row counts of a log, with measurements made on the way and the provenance of the log.
 
     distinct: distinct rows measured in batches. source: file names and options, no paths and no
-    times, so that equal logs give equal profiles. bag_lengths: None where they were not counted, as
-    by earlier versions of oper.
+    times, so that equal logs give equal profiles. bag_lengths: None if they were not counted, as by
+    earlier versions of oper.
     """
 
     distinct: Distinct | None = None
@@ -93,7 +93,7 @@ class Profile(RowCounts):
     vocabularies: Prepared | None = None
     read_vocabularies: "Callable[[], Prepared] | None" = field(default=None, repr=False)
     bag_lengths: BagLengths | None = None
-    # They open the profiles of the data after and before these, where those are known.
+    # They open the profiles of the data after and before these, if those are known.
     open_following: "Callable[[], Profile] | None" = field(default=None, repr=False)
     open_preceding: "Callable[[], Profile] | None" = field(default=None, repr=False)
     # It opens two windows that follow each other, of a sum of windows. The two windows of another
@@ -103,7 +103,7 @@ class Profile(RowCounts):
     )
     # It opens the counts of the first part of a window, in the order of the log.
     open_first_part: "Callable[[], Profile] | None" = field(default=None, repr=False)
-    holds_out: bool = False  # what follows was held out of this profile, and is saved with it
+    holds_out: bool = False  # the following part was held out of this profile, and is saved with it
 
     def __post_init__(self) -> None:
         check_known(self.tables, "a profile")
@@ -115,7 +115,7 @@ class Profile(RowCounts):
         )
 
     def prepared(self) -> Prepared:
-        """The tables with their vocabularies, to read a log by the same rules."""
+        """Return the tables with their vocabularies, to read a log by the same rules."""
         if self.vocabularies is None and self.read_vocabularies is not None:
             self.vocabularies = self.read_vocabularies()
         if self.vocabularies is None:
@@ -160,12 +160,12 @@ class Profile(RowCounts):
     @cached_property
     def following(self) -> "Profile | None":
         """The counts of the data right after these: of the part held out, or of the next window;
-        None where there are none."""
+        None if there are none."""
         return None if self.open_following is None else self.open_following()
 
     @cached_property
     def preceding(self) -> "Profile | None":
-        """The counts of the window before; None where there is none."""
+        """The counts of the window before; None if there is none."""
         return None if self.open_preceding is None else self.open_preceding()
 
     @cached_property
@@ -178,9 +178,9 @@ class Profile(RowCounts):
             earlier, later = self.open_last_windows()
         if earlier is None or not 1 / _ALIKE <= earlier.samples / self.samples <= _ALIKE:
             return None
-        found = turnover_between(earlier, later)
+        turnover = turnover_between(earlier, later)
         earlier.release()
-        return found
+        return turnover
 
     @property
     def parts(self) -> "tuple[Profile, Profile] | None":
@@ -207,8 +207,8 @@ class Profile(RowCounts):
         return _digest(self, {name: npy_sha256(getattr(self, name)) for name in self._counters()})
 
     def select(self, tables: Sequence[int]) -> "Profile":
-        """The counts of the tables with these numbers, ascending, in counters of their own; the
-        profile itself where that is all tables."""
+        """Return the counts of the tables with these numbers, ascending, in counters of their own;
+        the profile itself if these are all tables."""
         if len(tables) == len(self.tables):
             return self
         samples_with_row = [self.table_samples_with_row(n) for n in tables if self.bagged[n]]
@@ -240,12 +240,13 @@ class Profile(RowCounts):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why columns of the log are in no table, by name; {} where its columns were chosen."""
+        """Reason for each column of the log that is in no table, by name; {} if its columns were
+        chosen."""
         return dict(self.source.get("left_out", {}))
 
     @property
     def skipped_ids(self) -> dict[str, int]:
-        """How many ids were left out as no rows, by table; only tables with any."""
+        """Number of ids skipped because they are no rows, by table; only tables with any."""
         return dict(self.source.get("skipped_ids", {}))
 
     @property
@@ -261,14 +262,15 @@ class Profile(RowCounts):
 
     @property
     def sampled(self) -> Sampled | None:
-        """Which share of the samples was counted, and the error of that; None for all of them."""
+        """Share of the samples that was counted, and its error; None if all samples were
+        counted."""
         content = self.source.get("sampled")
         return None if content is None else Sampled.from_dict(content)
 
     @property
     def log_part(self) -> dict[str, Any]:
-        """Which part of its log was counted: `rows`, `window` and `time_unit`, `sampled`, as in
-        `source`; {} for all of it, and for sums of other profiles than all windows of a folder."""
+        """Counted part of the log: `rows`, `window` and `time_unit`, `sampled`, as in `source`; {}
+        for all of it, and for sums of other profiles than all windows of a folder."""
         options, sampled = self.source.get("options", {}), self.source.get("sampled", {})
         part = {name: options[name] for name in ("rows",) if name in options}
         if "window" in self.source:
@@ -324,11 +326,11 @@ class Profile(RowCounts):
 
     @classmethod
     def load(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "Profile":
-        """Load a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
+        """Load a profile: `PROFILE`, which is the sum if it has windows, or `PROFILE@3`.
 
         `mmap` leaves the counters on the disk until they are read; `check` verifies the digests of
-        all files, and without it only their sizes and the marker's own digest are.
-        OperError where the folder is not a profile, is damaged or incomplete.
+        all files, and without it only their sizes and the marker's own digest are. Raise OperError
+        if the folder is not a profile, is damaged or incomplete.
         """
         opened = cls.load_windows(spec, mmap, check)
         whole = opened[0] if len(opened) == 1 else merge(opened)
@@ -345,7 +347,7 @@ class Profile(RowCounts):
     def load_windows(
         cls, spec: Path | str, mmap: bool = True, check: bool = True
     ) -> "list[Profile]":
-        """The windows that `load` would sum, or the profile itself where it has none."""
+        """Return the windows that `load` would sum, or the profile itself without windows."""
         folder, window = _split(str(spec))
         content = open_folder(folder, FORMAT)
         if "windows" not in content:
@@ -363,19 +365,19 @@ class Profile(RowCounts):
         return [_load_window(folder, listed, number, mmap, check) for number in chosen]
 
     def _counters(self) -> list[str]:
-        """The names of the counters that there are, here and on the disk."""
+        """Return the names of the counters that there are, here and on the disk."""
         return ["accesses", *(["samples_with_row"] if any(self.bagged) else [])]
 
 
 def in_order(windows: "Sequence[Profile]") -> None:
-    """Tell windows of a log, in order, which of them follow and precede each."""
+    """Link windows of a log, given in order, to the windows that follow and precede each."""
     for earlier, later in pairwise(windows):
         earlier.open_following = partial(itself, later)
         later.open_preceding = partial(itself, earlier)
 
 
 def with_held_out(first: Profile, last: Profile) -> Profile:
-    """The profile of a log's first part, with that of its last part held out."""
+    """Return the profile of a log's first part, with that of its last part held out."""
     return replace(first, open_following=partial(itself, last), holds_out=True)
 
 
@@ -432,9 +434,9 @@ def _last_windows(windows: Sequence[Profile]) -> tuple[Profile, Profile]:
 
 
 def profile_given(function: str, given: Profile | Path | str) -> Profile:
-    """The profile that the argument `profile` of a public function is, or is the folder of.
+    """Return the profile that the argument `profile` of a public function is, or is the folder of.
 
-    Raises OperError where it is of another type, or the folder is none of a profile.
+    Raises OperError if it is of another type, or the folder is not a profile.
     """
     check_type(function, "profile", given, Profile, Path, str)
     return given if isinstance(given, Profile) else Profile.load(given)
@@ -462,14 +464,14 @@ def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
 
 
 def window_name(number: int) -> str:
-    """The name of a window's folder."""
+    """Return the name of a window's folder."""
     return f"window-{number:03d}"
 
 
 def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
-    """The sum of profiles of the same tables, such as of parts of one log.
+    """Return the sum of profiles of the same tables, such as of parts of one log.
 
-    The counters are in files of `folder`, which is being written, if given. OperError where
+    The counters are in files of `folder`, which is being written, if given. Raise OperError if
     tables, vocabularies or sampled shares differ.
     """
     if not profiles:
@@ -499,8 +501,8 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
             add_counters(profile.stored("samples_with_row"), samples_with_row)
             continue
         for table in np.flatnonzero(bagged).tolist():
-            mine = samples_with_row[starts[table] : starts[table + 1]]
-            add_counters(profile.table_samples_with_row(table), mine)
+            table_counts = samples_with_row[starts[table] : starts[table + 1]]
+            add_counters(profile.table_samples_with_row(table), table_counts)
         profile.release()
     merged = Profile(
         first.tables,
@@ -571,7 +573,7 @@ def _split(spec: str) -> tuple[Path, int | None]:
 
 
 def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str]]:
-    """The names of a folder's windows, and their digests."""
+    """Return the names of a folder's windows, and their digests."""
     try:
         listed = [(entry["name"], entry["digest"]) for entry in content["windows"]]
         for name, _ in listed:
@@ -587,7 +589,7 @@ def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str]]:
 def _load_window(
     folder: Path, listed: list[tuple[str, str]], number: int, mmap: bool, check: bool
 ) -> Profile:
-    """A window of those that a folder lists, which opens its neighbours when they are asked for."""
+    """Load a window that a folder lists; its neighbours are opened on demand."""
     name, digest = listed[number]
     path = folder / name
     window = _load(path, open_folder(path, FORMAT), folder, mmap, check)
@@ -671,7 +673,7 @@ def _load_first_part(folder: Path, profile: Profile, mmap: bool) -> Profile:
 
 
 def _parse(content: dict[str, Any]) -> Profile:
-    """The profile that a marker describes, without its counters."""
+    """Return the profile that a marker describes, without its counters."""
     entries = content["tables"]
     tables = tuple(
         Table.from_dict({k: v for k, v in entry.items() if k != "bagged"}) for entry in entries
@@ -704,7 +706,8 @@ def _damaged(folder: Path, error: Exception) -> OperError:
 
 
 def _digest(profile: Profile, counters: dict[str, str]) -> str:
-    """`counters`: by name the SHA-256 of the .npy file that dense ones are in, or would be."""
+    """Return the digest of a profile's content; `counters` has by name the SHA-256 of the .npy file
+    that dense counters are in, or would be."""
     distinct = profile.distinct
     content = [
         fingerprint(profile.tables),

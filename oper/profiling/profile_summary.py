@@ -1,6 +1,6 @@
-"""What a profile counted, in a few numbers: rows never read, and how skewed the accesses are.
+"""Summary of a profile in a few numbers: rows never read, and the skew of the accesses.
 
-The summary of a profile has one of each table, and of each window where it has windows.
+A profile's summary has one of each table, and of each window if it has windows.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from oper.tables.bag_lengths import BagSummary
 @dataclass(frozen=True)
 class AccessSummary:
     """The accesses of one table, or of all of them under the name "all", without kind of ids and
-    without bags; `bag_lengths` is None where those were not counted either."""
+    without bags; `bag_lengths` is None if those were not counted either."""
 
     name: str
     rows: int
@@ -35,7 +35,7 @@ class AccessSummary:
 
 @dataclass(frozen=True)
 class WindowSummary:
-    """One window: `bounds` are those that its profile has, in one of several forms."""
+    """One window; `bounds` are its profile's, in one of several forms."""
 
     samples: int
     accesses: int
@@ -43,12 +43,12 @@ class WindowSummary:
 
     @property
     def first(self) -> str | float:
-        """Where it begins: a date, a value of its column, or a sample."""
+        """Start of the window: a date, a value of its column, or a sample."""
         return self._bound("from")
 
     @property
     def last(self) -> str | float:
-        """Where it ends, which is no longer in it: a date, a value, or a sample."""
+        """Exclusive end of the window: a date, a value, or a sample."""
         return self._bound("to")
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class ProfileSummary:
     held_out: WindowSummary | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as `oper profile --json` prints it."""
+        """Return the summary as `oper profile --json` prints it."""
         content = {
             "samples": self.samples,
             "rows": self.whole.rows,
@@ -99,7 +99,8 @@ class ProfileSummary:
 
 
 def summarise(profiles: Sequence[Profile]) -> ProfileSummary:
-    """The summary of a profile, or of the windows of one folder; one pass over the counters."""
+    """Return the summary of a profile, or of the windows of one folder; one pass over the
+    counters."""
     profile = profiles[0] if len(profiles) == 1 else merge(profiles)
     held_out = profile.following if profile.holds_out else None
     whole, tables = _accesses(profile)
@@ -124,7 +125,7 @@ def _window(profile: Profile) -> WindowSummary:
 
 
 def _accesses(profile: Profile) -> tuple[AccessSummary, tuple[AccessSummary, ...]]:
-    """All tables together, and each."""
+    """Summarise the accesses of all tables together, and of each table."""
     of_table, accesses, _, rows = histogram(
         profile.accesses,
         np.zeros(0, profile.accesses.dtype),
@@ -137,8 +138,8 @@ def _accesses(profile: Profile) -> tuple[AccessSummary, tuple[AccessSummary, ...
     lengths = profile.bag_lengths
     summaries = []
     for number, (table, bagged) in enumerate(zip(profile.tables, profile.bagged, strict=True)):
-        mine = slice(*border[number : number + 2].tolist())
-        counted = _summary(table.name, accesses[mine], rows[mine], bagged)
+        table_rows = slice(*border[number : number + 2].tolist())
+        counted = _summary(table.name, accesses[table_rows], rows[table_rows], bagged)
         bags = None if lengths is None else lengths.summary(number)
         summaries.append(replace(counted, ids=table.ids.kind, bag_lengths=bags))
     return whole, tuple(summaries)

@@ -1,11 +1,11 @@
-"""Counting inside a live model: what its collections of tables read while it trains or serves.
+"""Counting inside a live model: the reads of its collections of tables in training or serving.
 
 with oper.record(model) as recorder:
     train(model)
 recorder.profile().save("profile")
 
-Collections are watched where their features come in, so batches may look like anything, and the
-model may be sharded by TorchRec, by OPER, or not at all.
+Collections are watched at their inputs, so batches may look like anything, and the model may be
+sharded by TorchRec, by OPER, or not at all.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,17 +33,17 @@ class Recorder:
         self._counted = {path: CollectionCounters(path, c) for path, c in collections_of(model)}
 
     def watch(self) -> ExitStack:
-        """Count from now on; closing what is returned ends it."""
+        """Count from now on; close the returned stack to stop."""
         stack = ExitStack()
         for counted in self._counted.values():
             stack.enter_context(watched(counted.collection, counted.count))
         return stack
 
     def profile(self, samples: int | None = None) -> Profile:
-        """The profile of what was counted so far, by this rank alone.
+        """Return the profile of this rank's counts so far.
 
         Args:
-            samples: how many samples that was. To be given where the collections saw different
+            samples: how many samples that was. Required if the collections saw different
                 numbers, as when one is read twice for each sample: accesses are per sample.
 
         Raises:
@@ -97,8 +97,8 @@ def record(model: Any) -> Iterator[Recorder]:
 
 @contextmanager
 def watched(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
-    """While this is open, `count` is called with what a collection is given for each batch, before
-    the batch is read. Pipelines skip the forward of a sharded collection, and call its `input_dist`
+    """Call `count`, while this is open, with the input of a collection for each batch, before the
+    batch is read. Pipelines skip the forward of a sharded collection, and call its `input_dist`
     themselves."""
 
     def before(_: Any, arguments: Any, named: Any) -> None:
@@ -115,7 +115,7 @@ def watched(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
 
 @contextmanager
 def _watched_input_dist(collection: Any, count: Callable[[Any], None]) -> Iterator[None]:
-    """It is replaced while any watch it, who may begin and end in any order."""
+    """Replace `input_dist` while anything watches it; watches may begin and end in any order."""
     counts = getattr(vars(collection).get("input_dist"), "counts", None)
     if counts is None:
         counts = []
@@ -123,8 +123,8 @@ def _watched_input_dist(collection: Any, count: Callable[[Any], None]) -> Iterat
 
         def watched_input_dist(context: Any, *arguments: Any, **named: Any) -> Any:
             if getattr(collection, "is_pipelined", False):
-                for each in counts:
-                    each((arguments, named))
+                for watcher in counts:
+                    watcher((arguments, named))
             return input_dist(context, *arguments, **named)
 
         watched_input_dist.counts = counts  # type: ignore[attr-defined]
@@ -139,10 +139,10 @@ def _watched_input_dist(collection: Any, count: Callable[[Any], None]) -> Iterat
 
 
 class CollectionCounters:
-    """What is counted of one collection of tables; `path` is its place in the model, for errors.
+    """Counters of one collection of tables; `path` is its place in the model, for errors.
 
-    Ids that are no rows are errors, or read row 0 where `reads_row_0` says that they do so in the
-    model as well.
+    Ids that are no rows are errors, or count as row 0 if `reads_row_0` says that the model reads
+    row 0 for them.
     """
 
     def __init__(self, path: str, collection: Any, reads_row_0: bool = False) -> None:
@@ -153,9 +153,9 @@ class CollectionCounters:
         self._batches = 0
 
     def count(self, given: Any) -> None:
-        """Count what the collection is given for a batch, in whatever it is.
+        """Count the ids that the collection is given for a batch, in any of its forms.
 
-        Raises OperError where a feature is missing, or an id is none of a row and an error.
+        Raises OperError if a feature is missing, or an id is not a row and such ids are errors.
         """
         location = Location(f"{self._where}, batch {self._batches}", 0, "sample")
         tensors = keyed_jagged_tensors(given)
@@ -179,7 +179,7 @@ class CollectionCounters:
         self._batches += 1
 
     def take(self) -> RowCounters:
-        """What was counted so far, and start again from zero."""
+        """Return the counts so far, and start again from zero."""
         counted, self.counters = self.counters, RowCounters(self.counters.tables)
         return counted
 

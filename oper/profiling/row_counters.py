@@ -31,7 +31,8 @@ _MOST_UINT32 = int(np.iinfo(np.uint32).max)
 
 
 def free_memory_bytes() -> int:
-    """Memory available without swapping: of the machine, or of a control group if less."""
+    """Return the memory available without swapping: of the machine, or of a control group if
+    less."""
     return min(left.free_bytes for left in free_memory())
 
 
@@ -43,7 +44,7 @@ class Memory:
     used_bytes: int = 0
 
     def new(self, size: int, dtype: Any, folder: Path | None, name: str) -> Any:
-        """Counters of 0 [size], in memory or in file `name` of `folder`."""
+        """Create counters of 0 [size], in memory or in file `name` of `folder`."""
         needed = size * np.dtype(dtype).itemsize
         fits = self.limit_bytes is None or self.used_bytes + needed <= self.limit_bytes
         if folder is None or fits:
@@ -53,7 +54,7 @@ class Memory:
         return new_counters(size, dtype, folder, name)
 
     def free(self, counters: Any) -> None:
-        """Counters that are no longer used leave room for others."""
+        """Give the memory of counters that are no longer used to others."""
         if not isinstance(counters, np.memmap):
             self.used_bytes -= counters.nbytes
 
@@ -74,15 +75,15 @@ class RowCounters:
         self.samples_with_row = np.zeros(0, np.uint32)
         self.bound = 0  # an upper bound of all counters
         self._bag_lengths = BagLengthSums()
-        # Of tables with several features: the rows of all bags, each once a bag.
+        # For tables with several features: the rows of all bags, each counted once per bag.
         self._distinct = np.zeros(len(self.tables), dtype=np.int64)
         self._several = np.zeros(len(self.tables), dtype=bool)
 
     def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
         """Count a batch of row ids; `table_of` is the table of each of its features.
 
-        OperError names the sample, feature and value where an id is not a row of its table; the
-        rest of the batch may have been counted then, so that the counters cannot be used.
+        OperError names the sample, feature and value if an id is not a row of its table; the rest
+        of the batch may have been counted then, so that the counters cannot be used.
         """
         columns: list[list[Jagged]] = [[] for _ in self.tables]
         for key, table in table_of.items():
@@ -92,7 +93,7 @@ class RowCounters:
         self._make_room(max((sum(len(i.values) for i in ids) for ids in columns), default=0))
         starts = samples_with_row_offsets(self.tables, self.bagged)[:-1]
         values, lengths, tables = tensors(batch, table_of)
-        # Of each feature: the place of its first id that is no row, and how many such ids it has.
+        # `bad`, by feature: the place of its first id that is not a row, and the number of those.
         bad, bag_lengths, distinct = native.ops().count(
             as_tensor(self.accesses),
             as_tensor(self.samples_with_row),
@@ -113,17 +114,17 @@ class RowCounters:
 
     @property
     def bag_lengths(self) -> BagLengths:
-        """How many bags of each length were counted, and their distinct rows."""
-        found = BagLengths.of_pairs(self._bag_lengths.pairs, self._distinct)
+        """Number of counted bags of each length, and their distinct rows."""
+        lengths = BagLengths.of_pairs(self._bag_lengths.pairs, self._distinct)
         # The bags of one feature are its samples, so that the counters have their distinct rows.
-        distinct = np.where(self._several, self._distinct, found.ids_of_tables)
+        distinct = np.where(self._several, self._distinct, lengths.ids_of_tables)
         starts = samples_with_row_offsets(self.tables, self.bagged)
         for t in np.flatnonzero(np.array(self.bagged, dtype=bool) & ~self._several).tolist():
             distinct[t] = self.samples_with_row[starts[t] : starts[t + 1]].sum(dtype=np.int64)
-        return replace(found, distinct=distinct)
+        return replace(lengths, distinct=distinct)
 
     def profile(self, source: dict[str, Any], prepared: Prepared | None = None) -> Profile:
-        """The profile of what was counted, which shares the counters' memory."""
+        """Return the profile of the counts, which shares the counters' memory."""
         return Profile(
             self.tables,
             self.samples,
@@ -136,11 +137,11 @@ class RowCounters:
         )
 
     def snapshot(self) -> Profile:
-        """Return a profile of what was counted so far, in memory of its own."""
-        found = self.profile({})
+        """Return a profile of the counts so far, in memory of its own."""
+        snapshot = self.profile({})
         for name in ("accesses", "samples_with_row"):
-            setattr(found, name, sparse_counts(getattr(self, name)))
-        return found
+            setattr(snapshot, name, sparse_counts(getattr(self, name)))
+        return snapshot
 
     def _new(self, size: int, dtype: Any, name: str) -> Any:
         return self._memory.new(size, dtype, self._folder, name)
@@ -192,7 +193,7 @@ class RowCounters:
 
 
 def _has_several(columns: Sequence[Jagged]) -> bool:
-    """Whether any sample has more than one id in the columns of a table together."""
+    """Return True if any sample has more than one id in all columns of a table together."""
     if len(columns) == 1:
         lengths = columns[0].lengths
         return lengths is not None and int(lengths.max(initial=0)) > 1

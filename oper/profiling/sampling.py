@@ -56,18 +56,19 @@ class Sampling:
             raise OperError(f"{option('--seed', self.seed)}: expected 0 to 2^64 - 1")
 
     def chosen(self, first: int, samples: int) -> NDArray[np.bool_]:
-        """Which of the log's samples first … first + samples − 1 are chosen: bool [samples]."""
+        """Return a mask of the chosen samples among the log's samples first … first + samples − 1:
+        bool [samples]."""
         number = np.arange(first, first + samples, dtype=np.uint64)
         start = _mix(np.array([self.seed], dtype=np.uint64) + _GOLDEN)
         hashed = _mix(number * _GOLDEN + start)
-        # 53 bits, as a double holds them exactly.
+        # 53 bits: a double holds them exactly.
         uniform = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
         chosen: NDArray[np.bool_] = uniform < self.share
         return chosen
 
 
 class RankShares:
-    """How evenly the chosen samples' accesses spread over ranks, with rows assigned by a hash."""
+    """Balance of the chosen samples' accesses over ranks, with rows assigned by a hash."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -95,7 +96,7 @@ class RankShares:
         self._all_squared += float(dot(all_ranks, all_ranks))
 
     def relative_error(self, share: float) -> float:
-        """The relative standard error of a rank's share of the lookups, over ranks."""
+        """Return the relative standard error of a rank's share of the lookups, over ranks."""
         total = self._of_rank.sum()
         p = self._of_rank / max(total, 1.0)
         if not p.all():
@@ -107,7 +108,7 @@ class RankShares:
 
 @dataclass(frozen=True)
 class SamplingError:
-    """The error of a sample's counts, as fractions; see the module's docstring."""
+    """Error of a sample's counts, as fractions; see the module's docstring."""
 
     share: float
     seed: int
@@ -118,30 +119,30 @@ class SamplingError:
     rank_lookups_error: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The errors as the profile and `oper profile --json` hold them."""
+        """Return the errors as the profile and `oper profile --json` hold them."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Which share of a log's samples was counted, and the error of that; None in sums of profiles,
-    of which each has its own."""
+    """Share of a log's samples that was counted, and its error; the error is None in sums of
+    profiles, each of which has its own."""
 
     share: float
     error: SamplingError | None = None
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Sampled":
-        """The inverse of `to_dict`."""
+        """Invert `to_dict`."""
         return cls(content["share"], SamplingError(**content) if "hot_share" in content else None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The sample as `oper profile --json` prints it."""
+        """Return the sample as `oper profile --json` prints it."""
         return {"share": self.share} if self.error is None else self.error.to_dict()
 
 
 def sampling_error(counts: RowCounts, sampling: Sampling, shares: RankShares) -> SamplingError:
-    """The errors to expect of plans from the counts of a sample."""
+    """Return the errors to expect of plans from the counts of a sample."""
     rows_missed, accesses_missed = hot_missed(*_rows_with_counts(counts), sampling.share)
     return SamplingError(
         sampling.share,
@@ -155,8 +156,8 @@ def sampling_error(counts: RowCounts, sampling: Sampling, shares: RankShares) ->
 
 
 def hot_missed(x: Ints, rows: Ints, share: float) -> tuple[float, float]:
-    """Expected shares of the log's hottest rows, and of their accesses, that are not among the
-    hottest of a sample of `share`, in which `rows[n]` rows are in `x[n]` samples each."""
+    """Return the expected shares of the log's hottest rows, and of their accesses, that are not
+    among the hottest of a sample of `share`, in which `rows[n]` rows are in `x[n]` samples each."""
     if share >= 1:
         return 0.0, 0.0
     if not x.any():
@@ -172,16 +173,17 @@ def hot_missed(x: Ints, rows: Ints, share: float) -> tuple[float, float]:
         ties = random.random(_DRAWN_ROWS)
         return np.argpartition(-(count + ties), hot)[:hot]
 
-    found = np.zeros(_DRAWN_ROWS, dtype=bool)
-    found[hottest(sampled)] = True
+    is_found = np.zeros(_DRAWN_ROWS, dtype=bool)
+    is_found[hottest(sampled)] = True
     wanted = hottest(counted)
-    missed = ~found[wanted]
+    missed = ~is_found[wanted]
     accesses = float(counted[wanted].sum())
     return float(missed.mean()), float(counted[wanted][missed].sum()) / max(accesses, 1.0)
 
 
 def poisson_mixture(x: Ints, rows: Ints) -> tuple[Floats, Floats]:
-    """Poisson rates, and the share of rows with each, by maximum likelihood: float64 [G] each.
+    """Return Poisson rates, and the share of rows with each, by maximum likelihood: float64 [G]
+    each.
 
     `rows[n]` rows have count `x[n]`.
     """
@@ -207,14 +209,14 @@ def poisson_mixture(x: Ints, rows: Ints) -> tuple[Floats, Floats]:
 
 
 def _rows_with_counts(counts: RowCounts) -> tuple[Ints, Ints]:
-    """How many rows there are of each number of samples with the row."""
+    """Return the numbers of samples with a row that occur, and the number of rows of each."""
     _, _, samples_with_row, rows = counts.histogram()
     x, of = np.unique(samples_with_row, return_inverse=True)
     return x, np.bincount(of, rows).astype(np.int64)
 
 
 def _mix(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))

@@ -20,12 +20,13 @@ from oper.tables.table_file import load_tables
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What is said of the tables, under the names of the commands' options.
+    """Description of the tables, under the names of the commands' options.
 
     tables: a list of `Table`s or of TorchRec's configs, a module with TorchRec embedding
     collections, a file of tables or the name of a published data set, a profile, a plan or the
     folder of either, whose tables, id rules and vocabularies are taken; None: one table for each
     column of ids.
+
     dim, dtype, optimizer, ids, min_count: for tables of a file or of columns that do not state
     them. ids is dense, vocab or hash:ROWS; min_count leaves rarer values out of vocabularies.
     """
@@ -41,7 +42,7 @@ class TableOptions:
         self._rule()
 
     def prepare(self, log: Log, advance: Callable[[int], None] = lambda samples: None) -> Prepared:
-        """The tables with rows and vocabularies, which the log completes.
+        """Return the tables with rows and vocabularies, which the log completes.
 
         `advance` is called with the number of samples read.
         """
@@ -64,7 +65,7 @@ class TableOptions:
         )
 
     def _stated(self, log: Log) -> tuple[Table, ...] | None:
-        """The tables as far as the options give them; None to infer them from the log."""
+        """Return the tables as far as the options give them; None to infer them from the log."""
         kind, rows = self._rule()
         if isinstance(self.tables, str | Path):
             tables = load_tables(
@@ -96,7 +97,7 @@ class TableOptions:
         )
 
     def _rule(self) -> tuple[Any, int]:
-        """The kind of ids and the number of rows: `hash:1000000` is hash, 1000000."""
+        """Return the kind of ids and the number of rows: `hash:1000000` is hash, 1000000."""
         if self.ids is None:
             return None, 0
         kind, colon, rows = self.ids.partition(":")
@@ -108,5 +109,5 @@ class TableOptions:
 
 
 def _is_profile(spec: Path | str) -> bool:
-    """Whether a path is that of a profile, or of one of its windows."""
+    """Return True if a path is that of a profile, or of one of its windows."""
     return (Path(str(spec).partition("@")[0]) / MARKER).is_file()

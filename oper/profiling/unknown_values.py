@@ -21,8 +21,8 @@ class UnknownValues:
         if any(table.ids.kind == "vocab" for table in profile.tables):
             self.unknown.update(profile.unknown_accesses)
             names = [table.name for table in profile.tables]
-            found = zip(names, profile.accesses_of_tables.tolist(), strict=True)
-            self.accesses.update(dict(found))
+            accesses = zip(names, profile.accesses_of_tables.tolist(), strict=True)
+            self.accesses.update(dict(accesses))
 
     def sentence(self) -> str:
         """Return the share of accesses that are of unknown values, and the table that has the most
@@ -45,6 +45,6 @@ class UnknownValues:
 
 def tell_unknown_values(profile: Profile) -> None:
     """Issue an OperNotice of a profile's accesses of unknown values, if there are any."""
-    found = UnknownValues()
-    found.add(profile)
-    found.tell()
+    unknown = UnknownValues()
+    unknown.add(profile)
+    unknown.tell()

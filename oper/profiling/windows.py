@@ -2,8 +2,8 @@
 A log of which the last part is held out has two.
 
 Windows by times are found in one pass over their column alone. It finds, before hours of counting,
-what would make them useless: missing times, numbers whose unit cannot be guessed, and far too many
-windows.
+the faults that would make them useless: missing times, numbers whose unit cannot be guessed, and
+far too many windows.
 """
 
 import warnings
@@ -40,16 +40,17 @@ class Windows(Protocol):
     """Assigns each sample to a window; windows are ordered by their numbers."""
 
     def of(self, batch: Batch, position: int) -> Ints:
-        """The window of each sample of a batch, int64 [samples].
+        """Return the window of each sample of a batch, int64 [samples].
 
         `position` is that of the batch's first sample in the log.
         """
 
     def describe(self, window: int) -> dict[str, Any]:
-        """The bounds of a window, for the profile."""
+        """Return the bounds of a window, for the profile."""
 
     def folder(self, number: int) -> str:
-        """The folder of the window that is `number` of those with samples, below the profile's."""
+        """Return the folder of the window that is `number` of those with samples, below the
+        profile's."""
 
     def first_part(self, window: int) -> int | None:
         """Return the samples of a window's first part; None if the window is not split in time."""
@@ -120,7 +121,7 @@ class HeldOutWindows:
 
 
 def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> None:
-    """OperError where there are more than `most` windows, which option `source` asks for."""
+    """Raise OperError if there are more than `most` windows, which option `source` asks for."""
     if windows > most:
         raise OperError(
             f"{source}: gives more than {most:,} windows{reach}, each with counters of all rows; "
@@ -130,7 +131,7 @@ def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> No
 
 @dataclass(frozen=True)
 class TimeWindows:
-    """Windows of `every` seconds since 1970, or in the column's own unit where it is `plain`.
+    """Windows of `every` seconds since 1970, or in the column's own unit if it is `plain`.
 
     unit: the unit of the column's numbers, in which bounds are reported. samples: number of samples
     of each window, by which windows are split in time; None if the log is not in the order of the
@@ -184,9 +185,9 @@ def find_time_windows(
     *,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> tuple[Log, TimeWindows]:
-    """The windows of a log by its `options.time`, and the log with the unit of that column.
+    """Return the windows of a log by its `options.time`, and the log with the unit of that column.
 
-    `every` is a span such as 1d, or a number: of seconds, or in the column's own unit where its
+    `every` is a span such as 1d, or a number: of seconds, or in the column's own unit if its
     numbers are not times. The unit of numbers is `options.time_unit`, or guessed and told by an
     OperNotice. `advance` is called with the number of samples read.
     """
@@ -226,8 +227,8 @@ def find_time_windows(
             times = times / PER_SECOND[windows.unit]
         low, high = min(low, times.min()), max(high, times.max())
         falls += int(np.count_nonzero(np.diff(times) < 0))
-        found, samples = np.unique(np.floor(times / windows.every), return_counts=True)
-        seen.update(dict(zip(map(int, found.tolist()), samples.tolist(), strict=True)))
+        window_numbers, samples = np.unique(np.floor(times / windows.every), return_counts=True)
+        seen.update(dict(zip(map(int, window_numbers.tolist()), samples.tolist(), strict=True)))
         reach = f" from {_bound(low, windows)} to {_bound(high, windows)}"
         refuse_too_many(
             len(seen),
@@ -243,7 +244,7 @@ def find_time_windows(
 
 
 def checked_times(batch: Batch, column: str) -> NDArray[np.float64]:
-    """A batch's times; OperError where it has none, or a sample has none."""
+    """Return a batch's times; raise OperError if it has none, or a sample has none."""
     times = batch.time
     if times is None:
         raise OperError(
@@ -260,7 +261,8 @@ def checked_times(batch: Batch, column: str) -> NDArray[np.float64]:
 
 
 def _guessed(batch: Batch, times: Times, column: str, every: str) -> TimeUnit | None:
-    """The unit of a log's first numbers; None where they are not times and `every` is a number."""
+    """Return the unit of a log's first numbers; None if they are not times and `every` is a
+    number."""
     unit = guess_unit(times)
     if unit is not None:
         first = float(times[0])
@@ -283,7 +285,7 @@ def _guessed(batch: Batch, times: Times, column: str, every: str) -> TimeUnit | 
 
 
 def _check(batch: Batch, times: Times, windows: TimeWindows, stated: str | None) -> None:
-    """OperError where numbers are not in the guessed unit, or cannot be in the given one."""
+    """Raise OperError if numbers are not in the guessed unit, or cannot be in the given one."""
     if stated is None:
         if not are_dates(times, windows.unit).all():
             _refuse_mixed(batch, times, windows.column, windows.unit)

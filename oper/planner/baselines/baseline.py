@@ -1,4 +1,4 @@
-"""What a baseline is: so many rows of each class in each holder set, priced by the same cost.
+"""Baseline: a number of rows of each class in each holder set, priced by the same cost as a plan.
 
 In: `Problem`, ranges of rows. Out: `Baseline`, its `Cost`.
 """
@@ -24,21 +24,21 @@ from oper.profiling.profile import Profile
 
 @dataclass(frozen=True)
 class Cells:
-    """Cell n: `rows[n]` rows of class `class_of[n]` are in holder set `group[n]`, beside those of
-    other cells of the class there."""
+    """Cell n: `rows[n]` rows of class `class_of[n]` are in holder set `group[n]`, in addition to
+    those of other cells of the class there."""
 
     class_of: Ints
     group: Ints
     rows: Ints
 
     def dense(self, classes: int, sets: int) -> Ints:
-        """Rows of each class in each holder set, [C, G]."""
+        """Return the rows of each class in each holder set, [C, G]."""
         counts = np.zeros((classes, sets), dtype=np.int64)
         np.add.at(counts, (self.class_of, self.group), self.rows)
         return counts
 
     def sums(self, classes: Classes, sets: int) -> Sums:
-        """Sums of the holder sets, without the dense matrix."""
+        """Return the sums of the holder sets, without the dense matrix."""
         one = classes.row_sums
 
         def total(per_row: Floats) -> Floats:
@@ -65,12 +65,12 @@ class Pieces:
     rank: Ints
 
     def owners(self) -> NDArray[np.uint16]:
-        """The owner of every row, [N]."""
+        """Return the owner of every row, [N]."""
         return np.repeat(self.rank.astype(np.uint16), np.diff(self.first))
 
 
 class Status(StrEnum):
-    """What a method came to."""
+    """Outcome of a method."""
 
     OK = "ok"
     NOT_POOLED = "not_pooled"  # it knows no pooled tables, and all were to be pooled
@@ -100,7 +100,7 @@ class PaperNotes:
 class PooledBytes:
     """Bytes between ranks in an iteration as TorchRec moves them, summed over the ranks."""
 
-    DERIVED: ClassVar = ("total",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("total",)  # in JSON in addition to the fields
 
     ids: float
     outputs: float
@@ -114,8 +114,9 @@ class PooledBytes:
 
 @dataclass(frozen=True)
 class TorchRecNotes:
-    """What TorchRec's planner was told and said: it was given `capacity_factor` times the memory
-    until it found a plan; `tables` are the numbers of tables by kind of sharding."""
+    """Input and answer of TorchRec's planner, which got `capacity_factor` times the memory, the
+    smallest tried with which it found a plan; `tables` are the numbers of tables by kind of
+    sharding."""
 
     capacity_factor: float
     estimate_seconds: float  # of an iteration, by its own cost model
@@ -126,8 +127,8 @@ class TorchRecNotes:
 
 @dataclass(frozen=True)
 class SolverNotes:
-    """What the solver of whole partitions proved of them: no placement takes less than the bound,
-    and the one found takes longer than the best by at most the share `solver_gap`."""
+    """Results that the solver of whole partitions proved: no placement of them takes less than the
+    bound, and the placement found takes longer than the best by at most the share `solver_gap`."""
 
     partitions: int
     solver_gap: float
@@ -142,11 +143,11 @@ class Baseline:
     """A placement by another rule.
 
     cells: None if a row may be split; `column_cells` are its cells then. pieces: None unless the
-    placement is one of ranges of rows. notes: shown by `oper compare`. planning_seconds: time of
-    planning, of a method that says so itself, as making its placement takes more than that. parts,
+    placement is of ranges of rows. notes: shown by `oper compare`. planning_seconds: time of
+    planning that a method itself reports, because making its placement takes longer. parts,
     table_sums: of a placement without cells the accesses to pooled tables, and the sums of each
     table in turn, [T * G]. under: this very placement under the counts of another problem; None if
-    a class's rows are not told apart, as then nobody knows which of them are read later.
+    a class's rows are not told apart, because nobody knows then which of them are read later.
     """
 
     name: str
@@ -178,7 +179,8 @@ class NoPlacementError(Exception):
 
 
 def price_baseline(problem: ClassProblem, baseline: Baseline) -> Cost:
-    """What the baseline costs; infeasible where it holds more than the problem's capacities."""
+    """Price the baseline; the cost is infeasible if the baseline exceeds the problem's
+    capacities."""
     return problem.price(baseline.holder_sets, baseline.sums)
 
 
@@ -191,13 +193,13 @@ class PieceCounts(NamedTuple):
 
 
 def piece_cells(problem: Problem, pieces: Pieces) -> Cells:
-    """The cells of pieces, in one pass over the profile's counters."""
+    """Return the cells of pieces, in one pass over the profile's counters."""
     counts = count_pieces(problem, pieces.first)
     return Cells(counts.class_of, pieces.rank[counts.piece], counts.rows)
 
 
 def count_pieces(problem: Problem, first: Ints) -> PieceCounts:
-    """The rows of each class in pieces that begin at rows `first` [P + 1]."""
+    """Return the rows of each class in pieces that begin at rows `first` [P + 1]."""
     profile, table = problem.profile, piece_tables(problem.profile, first)
     bagged = np.asarray(profile.bagged)[table]
     samples_with_row_first = np.concatenate([[0], np.cumsum(np.where(bagged, np.diff(first), 0))])
@@ -214,14 +216,14 @@ def count_pieces(problem: Problem, first: Ints) -> PieceCounts:
 
 
 def piece_tables(profile: Profile, first: Ints) -> Ints:
-    """The table of each piece, [P]."""
+    """Return the table of each piece, [P]."""
     return np.searchsorted(profile.offsets, first[:-1], side="right") - 1
 
 
 def single_owner_baseline(
     name: str, problem: ClassProblem, cells: Cells, pieces: Pieces | None = None
 ) -> Baseline:
-    """A baseline without replicas: the holder sets of its cells are the ranks."""
+    """Return a baseline without replicas: the holder sets of its cells are the ranks."""
     sets = single_owner_sets(problem.ranks)
 
     def under(other: Problem) -> Baseline:

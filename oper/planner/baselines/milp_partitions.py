@@ -18,15 +18,15 @@ from oper.planner.problem.problem import ClassProblem
 
 
 def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
-    """The best placement of whole partitions that the solver finds in `limit_seconds`, building its
-    programme included.
+    """Return the best placement of whole partitions that the solver finds in `limit_seconds`,
+    building its programme included.
 
-    Raises NoPlacementError where it finds none, or where whole partitions do not fit.
+    Raises NoPlacementError if it finds none, or whole partitions do not fit.
     """
     parts = partitions(problem.classes, problem.asked.threshold)
     cells = Cells(parts.run_class, parts.run_partition, parts.run_rows)
     sums = cells.sums(problem.classes, len(parts))
-    found = solve(
+    solved = solve(
         sums,
         problem.topology,
         problem.workload,
@@ -34,9 +34,9 @@ def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
         problem.budget_bytes,
         limit_seconds,
     )
-    if found.holder_sets is None:
+    if solved.holder_sets is None:
         reason = f"the solver found no placement of {len(parts):,} whole partitions"
-        if found.status == "infeasible":
+        if solved.status == "infeasible":
             raise NoPlacementError(Status.INFEASIBLE, reason)
         reason += (
             f" in {limit_seconds:g} s; a larger "
@@ -44,6 +44,6 @@ def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
             f"{option('--threshold')} makes fewer partitions"
         )
         raise NoPlacementError(Status.TIME_LIMIT, reason)
-    status = Status.OK if found.status == "optimal" else Status(found.status)
-    notes = SolverNotes(len(parts), found.gap, found.bound_seconds)
-    return Baseline("milp", found.holder_sets, sums, cells, notes=notes, status=status)
+    status = Status.OK if solved.status == "optimal" else Status(solved.status)
+    notes = SolverNotes(len(parts), solved.gap, solved.bound_seconds)
+    return Baseline("milp", solved.holder_sets, sums, cells, notes=notes, status=status)

@@ -10,15 +10,14 @@ For partitions p of any size, down to single rows, with read weight w_p and memo
                  (the last sum without ranks k that share memory with i, but for i itself)
     minimise T
 
-With relays (oper/topology/relays.py) the ranks of a node read in it where it has a copy, and else
-from one rank, and the terms of y are those of `Charges`.
+With relays (oper/topology/relays.py) the ranks of a node read in it if it has a copy, and else from
+one rank, and the terms of y are those of `Charges`.
 
-x[p, j] is "rank j holds p", and y[p, j, j] is the same variable where no other rank's copy is
-cheaper to read for j. Where the budget allows no second copy, and in training, all ranks read from
-one owner, and there are no y. In training Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies
-everywhere, whose AllReduce is chosen by solving for each method in turn. Homogeneous ranks are
-ordered by load, or each optimum would come in M! copies. PuLP passes it to HiGHS. Plans never
-depend on it.
+x[p, j] is "rank j holds p", and y[p, j, j] is the same variable if no other rank's copy is cheaper
+to read for j. If the budget allows no second copy, and in training, all ranks read from one owner,
+and there are no y. In training Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies everywhere, whose
+AllReduce is chosen by solving for each method in turn. Homogeneous ranks are ordered by load, or
+each optimum would come in M! copies. PuLP passes it to HiGHS. Plans never depend on it.
 """
 
 import time
@@ -53,9 +52,9 @@ FEASIBILITY = 1e-9  # of constraints, scaled to 1 a rank: less than a byte in a 
 
 @dataclass(frozen=True)
 class Reference:
-    """The best placement found. `holder_sets` has one a partition; None, with its cost, where
-    there is none. `bound_seconds` is the solver's: no placement of these partitions is below it,
-    and with status "optimal" none is more than the asked gap below `objective_seconds`."""
+    """The best placement found. `holder_sets` has one a partition; None, as is its cost, without a
+    placement. `bound_seconds` is the solver's: no placement of these partitions is below it, and
+    with status "optimal" none is more than the asked gap below `objective_seconds`."""
 
     status: Status
     holder_sets: HolderSets | None
@@ -88,17 +87,17 @@ def solve(
     """Place the partitions whose `sums` [P] are given within `capacity_bytes` [M] and
     `budget_bytes` of extra copies, so that the largest rank time is least.
 
-    Building the programmes is a part of the time: where one takes too much of it, nothing is found,
+    Building the programmes is a part of the time: if one takes too much of it, nothing is found,
     and the bound is 0.
     """
     began = time.monotonic()
     capacity = np.asarray(capacity_bytes, dtype=np.float64)
-    each = np.ones(len(sums.rows))
+    ones = np.ones(len(sums.rows))
     methods = usable_methods(workload, topology.ranks, budget_bytes)
     methods = methods[1:] or methods  # with replicas allowed, "none" is a case of every other
     outcomes = []
     for n, method in enumerate(methods):
-        rows = pricing_items_of(sums, each, topology, workload, method)
+        rows = pricing_items_of(sums, ones, topology, workload, method)
         now = time.monotonic()
         share = (began + time_limit_seconds - now) / (len(methods) - n)
         try:
@@ -112,14 +111,14 @@ def solve(
         status = "infeasible"
     elif any(outcome.status == "time_limit" for outcome in outcomes):
         status = "time_limit"
-    found = [outcome.holder_sets for outcome in outcomes if outcome.holder_sets is not None]
-    costs = [evaluate(topology, workload, sets, sums, capacity) for sets in found]
-    best = min(range(len(found)), key=lambda n: costs[n].objective_seconds, default=None)
+    candidates = [outcome.holder_sets for outcome in outcomes if outcome.holder_sets is not None]
+    costs = [evaluate(topology, workload, sets, sums, capacity) for sets in candidates]
+    best = min(range(len(candidates)), key=lambda n: costs[n].objective_seconds, default=None)
     return Reference(
         status=status,
-        holder_sets=None if best is None else found[best],
+        holder_sets=None if best is None else candidates[best],
         cost=None if best is None else costs[best],
-        # Of a placement found by its tolerance a solver's bound may be a little above its cost.
+        # A solver's bound may exceed the cost of its own placement by a little, by its tolerance.
         bound_seconds=min(
             *(outcome.bound_seconds for outcome in outcomes),
             *(cost.objective_seconds for cost in costs),
@@ -143,7 +142,7 @@ class _LateError(Exception):
 class _Model:
     """The programme for one AllReduce method. Seconds and bytes are scaled to about 1 a rank.
 
-    Raises _LateError where it is not built by the time `built_by` (of `time.monotonic`).
+    Raises _LateError if it is not built by the time `built_by` (of `time.monotonic`).
     """
 
     def __init__(
@@ -224,14 +223,15 @@ class _Model:
 
     @staticmethod
     def _by_relay(of: Charges, weight: float, rank: int, y: list[list[Any]]) -> list[Any]:
-        """What a rank pays for reads of a node's `weight`, of which each is a relay's own read."""
+        """Return the terms that a rank pays for reads of a node's `weight`, each of which is one
+        read of a relay."""
         entries = np.flatnonzero(of.payer[of.resource] == rank)
         seconds = of.seconds[of.resource[entries]]
         pairs = zip(of.reader[entries].tolist(), of.source[entries].tolist(), strict=True)
         return [weight * s * y[i][j] for s, (i, j) in zip(seconds.tolist(), pairs, strict=True)]
 
     def _add_reads(self, p: int) -> None:
-        """y[p]: each rank reads from one holder."""
+        """Add y[p]: each rank reads from one holder."""
         M, x = self.topology.ranks, self.holds[p]
         # Ranks that read their own copy wherever they have one.
         reads_own = [not others.any() for others in Charges.of(self.topology).cheaper_than_own]
@@ -249,8 +249,8 @@ class _Model:
         self.reads[p] = y
 
     def _read_as_one(self, x: list[Any], y: list[list[Any]]) -> None:
-        """With relays: the ranks of a node read in it where it has a copy, and else all from one
-        rank."""
+        """Let the ranks of a node, with relays, read inside it if it has a copy, and else all from
+        one rank."""
         node_of = np.asarray(self.topology.node_of)
         for i, node in enumerate(node_of):
             members = np.flatnonzero(node_of == node).tolist()
@@ -262,7 +262,7 @@ class _Model:
                     self.problem += y[i][j] == y[members[0]][j]
 
     def _in_time(self, items: Iterable[int]) -> Iterator[int]:
-        """The items, as long as there is time to build."""
+        """Yield the items, as long as there is time to build."""
         for item in items:
             if time.monotonic() > self._built_by:
                 raise _LateError
@@ -272,7 +272,8 @@ class _Model:
         return self.problem.add_variable(name, cat=pulp.LpBinary)
 
     def _order(self, load: list[Any]) -> None:
-        """Homogeneous ranks by descending load inside each node, and nodes by theirs."""
+        """Order homogeneous ranks by descending load inside each node, and nodes by the load of
+        theirs."""
         node_of = np.asarray(self.topology.node_of)
         nodes = [np.flatnonzero(node_of == node).tolist() for node in np.unique(node_of)]
         # With relays a rank's place in its node counts too: only that of all nodes can be changed.
@@ -301,13 +302,13 @@ class _Model:
         optimal = self.problem.sol_status == pulp.LpSolutionOptimal
         if self.problem.status in (pulp.LpStatusInfeasible, pulp.LpStatusUnbounded):
             return _Outcome("infeasible", None, np.inf)
-        found = info.primal_solution_status == 2  # kSolutionStatusFeasible
-        sets = self._holder_sets() if found else None
+        is_feasible = info.primal_solution_status == 2  # kSolutionStatusFeasible
+        sets = self._holder_sets() if is_feasible else None
         status: Status = "optimal" if optimal else "time_limit"
         return _Outcome(status, sets, max(bound, 0.0) * self.second)
 
     def _holder_sets(self) -> HolderSets:
-        """The group of each partition, read off the solution."""
+        """Return the group of each partition, read off the solution."""
         M, P = self.topology.ranks, len(self.rows)
         holds = np.array([[_value(x) for x in row] for row in self.holds]).reshape(P, M) > 0.5
         source = np.repeat(holds.argmax(axis=1)[:, None], M, axis=1)
@@ -320,7 +321,8 @@ class _Model:
 
 
 class _Highs(pulp.HiGHS):  # type: ignore[misc]
-    """HiGHS with a time by which it ends, as handing it a large programme takes a while too."""
+    """HiGHS with a time by which it ends, because handing it a large programme takes a while
+    too."""
 
     def __init__(self, solved_by: float, **options: Any) -> None:
         super().__init__(**options)
@@ -332,7 +334,7 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]
 
 
 def _left(end: float) -> float:
-    """The seconds until a time; a hundredth where it is over, as solvers take 0 for no limit."""
+    """Return the seconds until a time; 0.01 if it is over, because solvers take 0 for no limit."""
     return max(end - time.monotonic(), 0.01)
 
 

@@ -14,8 +14,8 @@ In: `ClassProblem`. Out: `Baseline`.
    or of all ranks. With the second the rule adds up all ranks' fetches and compares them with one
    rank's AllReduce. Both placements are made, and the one with the shorter transfer time is taken.
 
-Copies stay within every rank's capacity and within the extra memory. Whole partitions are placed,
-where OPER goes on to single rows.
+Copies stay within every rank's capacity and within the extra memory. Whole partitions are placed;
+OPER itself goes on to single rows.
 """
 
 import heapq
@@ -54,20 +54,21 @@ class Placed:
 
 
 def paper(problem: ClassProblem) -> Baseline:
-    """The whole procedure; halving begins at the problem's threshold and aims at its balance."""
+    """Place rows by the whole procedure; halving begins at the problem's threshold and aims at its
+    balance."""
     placed = backtrack(problem)
     parts = placed.partitions
     traffic = partition_totals(parts, problem.classes.S * problem.classes.R)
     if not problem.workload.training:
         source = replicate_inference(problem, parts.bytes, traffic, placed.owner)
         return _baseline(problem, placed, source, None)
-    found = [
+    baselines = [
         _baseline(problem, placed, replicate_training(problem, parts, placed.owner, batch), batch)
         for batch in BATCHES
     ]
-    costs = [price_baseline(problem, baseline) for baseline in found]
+    costs = [price_baseline(problem, baseline) for baseline in baselines]
     order = [(not cost.feasible, cost.objective_seconds) for cost in costs]
-    return found[order.index(min(order))]
+    return baselines[order.index(min(order))]
 
 
 def _baseline(
@@ -85,8 +86,8 @@ def _baseline(
 
 
 def sets_by_source(source: Ints) -> tuple[HolderSets, Ints]:
-    """Holder sets, single owners first, and that of each partition, [P], from the ranks that each
-    rank reads it from, `source` [P, M]."""
+    """Return the holder sets, single owners first, and that of each partition, [P], from the ranks
+    that each rank reads it from, `source` [P, M]."""
     ranks = source.shape[1]
     several = (source != source[:, :1]).any(axis=1)
     copied, at = np.unique(source[several], axis=0, return_inverse=True)
@@ -97,13 +98,14 @@ def sets_by_source(source: Ints) -> tuple[HolderSets, Ints]:
 
 
 def partition_totals(parts: Partitions, per_row: Floats) -> Floats:
-    """Σ over the rows of each partition, [P], of a quantity of the rows of each class, [C]."""
+    """Return Σ over the rows of each partition, [P], of a quantity of the rows of each class,
+    [C]."""
     totals = parts.run_rows * per_row[parts.run_class]
     return np.bincount(parts.run_partition, totals, minlength=len(parts)).astype(np.float64)
 
 
 def backtrack(problem: ClassProblem) -> Placed:
-    """Halve the threshold until the balance is reached; the best round (§4.2)."""
+    """Halve the threshold until the balance is reached, and return the best round (§4.2)."""
     threshold = problem.asked.threshold
     best = place(problem, partitions(problem.classes, threshold))
     for _ in range(ROUNDS):
@@ -118,7 +120,7 @@ def backtrack(problem: ClassProblem) -> Placed:
 
 
 def place(problem: ClassProblem, parts: Partitions) -> Placed:
-    """Access-bounded partitions to the least lookup work, the others to the least memory."""
+    """Place access-bounded partitions by the least lookup work, the others by the least memory."""
     classes, ranks = problem.classes, problem.topology.ranks
     local = Charges.of(problem.topology).memory_seconds.tolist()
     work = partition_totals(parts, classes.S * classes.R).tolist()
@@ -146,7 +148,7 @@ def place(problem: ClassProblem, parts: Partitions) -> Placed:
 
 
 def memory_left(problem: ClassProblem, size_bytes: Ints, owner: Ints) -> list[int]:
-    """Bytes that each rank has left, [M], with every partition on its owner."""
+    """Return the bytes that each rank has left, [M], with every partition on its owner."""
     held = np.zeros(problem.topology.ranks, dtype=np.int64)
     np.add.at(held, owner, size_bytes)
     return [int(left) for left in problem.capacity_bytes - held]
@@ -182,11 +184,12 @@ def replicate_training(
 def replicate_inference(
     problem: ClassProblem, size_bytes: Ints, traffic_bytes: Floats, owner: Ints
 ) -> Ints:
-    """The rank that each rank reads a partition from, [P, M], by Algorithm 1: a rank stops when its
-    slowest link has no candidate left.
+    """Return the rank that each rank reads a partition from, [P, M], by Algorithm 1: a rank stops
+    when its slowest link has no candidate left.
 
-    The candidates that rank g reads from rank t are a heap, hottest per byte first. What does not
-    fit will not fit later either and leaves the heap; so does what g reads from elsewhere by now.
+    The candidates that rank g reads from rank t are a heap, hottest per byte first. A partition
+    that does not fit will not fit later either and leaves the heap; so does one that g reads from
+    elsewhere by now.
     """
     ranks = problem.topology.ranks
     link = Charges.of(without_relays(problem.topology)).reader_seconds.tolist()
@@ -225,16 +228,16 @@ def replicate_inference(
     while active:
         for g in list(active):
             t = int(cost[g].argmax())
-            found = hottest(g, t)
-            if found is None:
+            candidate = hottest(g, t)
+            if candidate is None:
                 active.remove(g)
                 continue
-            read_from(g, found, g)
-            free[g] -= size[found]
-            budget -= size[found]
+            read_from(g, candidate, g)
+            free[g] -= size[candidate]
+            budget -= size[candidate]
             for i in nearer[g]:
-                old = source[found][i]
+                old = source[candidate][i]
                 if old != i and link[i][g] < link[i][old]:
-                    read_from(i, found, g)
-                    heapq.heappush(waiting[i][g], position[found])
+                    read_from(i, candidate, g)
+                    heapq.heappush(waiting[i][g], position[candidate])
     return np.array(source, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The baselines by name: what `oper compare` prices, what the planner looks at for a better plan.
+"""The baselines by name, for `oper compare` and for the planner's search for a better plan.
 
 In: a name, a `Problem`. Out: `Baseline`. A new baseline is a function in a module of this package
 and an entry here. Modules are imported when their baseline is made, so that the names cost nothing.
@@ -29,9 +29,9 @@ class Rule:
     # Position among the quick ones, which the planner tries; None: it takes too long for that. The
     # order decides ties, so that new baselines come last.
     quick: int | None = None
-    # It is a quick one up to so many ranks; None: on any number.
+    # Most ranks on which it is a quick one; None: any number.
     quick_ranks: int | None = None
-    # Whether its placement says anything of pooled tables. That of the exact solver is the best by
+    # False if its placement says nothing about pooled tables. The exact solver's is the best by
     # costs that add up row by row, which vectors of bags do not.
     pooled: bool = True
 
@@ -48,7 +48,7 @@ BASELINES = {
 
 
 def installed_baselines() -> tuple[str, ...]:
-    """The names of the baselines whose packages are installed."""
+    """Return the names of the baselines whose packages are installed."""
     return tuple(
         name
         for name, rule in BASELINES.items()
@@ -57,7 +57,7 @@ def installed_baselines() -> tuple[str, ...]:
 
 
 def make_baseline(name: str, problem: "Problem", limit_seconds: float) -> "Baseline":
-    """The placement of a baseline.
+    """Return the placement of a baseline.
 
     Raises:
         NoPlacementError: it has none, or none within `limit_seconds`.
@@ -70,7 +70,7 @@ def make_baseline(name: str, problem: "Problem", limit_seconds: float) -> "Basel
 
 
 def quick_baselines(problem: "Problem") -> "list[Baseline]":
-    """The baselines that take no longer than a plan, in the order in which it tries them."""
+    """Return the baselines that take no longer than a plan, in the order in which it tries them."""
     turns = {
         rule.quick: name
         for name, rule in BASELINES.items()

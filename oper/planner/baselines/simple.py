@@ -34,7 +34,7 @@ from oper.planner.problem.problem import ClassProblem, Problem
 
 
 def table_wise(problem: Problem) -> Baseline:
-    """Whole tables to the ranks in turn, in table order."""
+    """Place whole tables on the ranks in turn, in table order."""
     classes, ranks = problem.classes, problem.ranks
     cells = Cells(classes.entry_class, classes.entry_table % ranks, classes.entry_rows)
     offsets = problem.profile.offsets
@@ -51,19 +51,19 @@ def full_copies(problem: Problem) -> Baseline:
 
 
 def memory_greedy(problem: Problem) -> Baseline:
-    """All rows in table order, cut into M runs of equal memory."""
+    """Place all rows in table order, cut into M runs of equal memory."""
     pieces = memory_pieces(problem)
     return single_owner_baseline("memory_greedy", problem, piece_cells(problem, pieces), pieces)
 
 
 def row_wise(problem: Problem) -> Baseline:
-    """Every table in M contiguous ranges of equal length."""
+    """Place every table in M contiguous ranges of equal length."""
     pieces = row_wise_pieces(problem)
     return single_owner_baseline("row_wise", problem, piece_cells(problem, pieces), pieces)
 
 
 def access_greedy(problem: ClassProblem) -> Baseline:
-    """Rows one by one, most accessed first, to the rank with the fewest accesses so far."""
+    """Place rows one by one, most accessed first, on the rank with the fewest accesses so far."""
     classes = problem.classes
     cells: Any = native.ops().rows_to_least_loaded(
         as_int64(classes.rows), as_int64(classes.accesses), problem.ranks
@@ -72,7 +72,8 @@ def access_greedy(problem: ClassProblem) -> Baseline:
 
 
 def memory_pieces(problem: Problem) -> Pieces:
-    """Pieces of `memory_greedy`: cuts after the last row that ends within k/M of all memory."""
+    """Return the pieces of `memory_greedy`: cuts after the last row that ends within k/M of all
+    memory."""
     tables, offsets, ranks = problem.profile.tables, problem.profile.offsets, problem.ranks
     memory = np.array([table.memory_bytes(problem.workload.mode) for table in tables])
     end_bytes = np.cumsum(np.diff(offsets) * memory)
@@ -85,7 +86,8 @@ def memory_pieces(problem: Problem) -> Pieces:
 
 
 def row_wise_pieces(problem: Problem) -> Pieces:
-    """Pieces of `row_wise`; empty ranges, of tables with fewer rows than ranks, are left out."""
+    """Return the pieces of `row_wise`; empty ranges, of tables with fewer rows than ranks, are left
+    out."""
     tables, ranks = problem.profile.tables, problem.ranks
     turn: dict[tuple[int, int], int] = {}
     lengths: list[NDArray[np.int64]] = []

@@ -1,10 +1,10 @@
 """TorchRec's own planner as a baseline: its real plan, priced by this project's cost model.
 
 In: `Problem`. Out: `Baseline`. The planner gets the tables, the topology, the batch size per rank,
-the mean accesses per sample of each feature, and the ranks' capacities, all of them for tables;
-where it finds no plan, the least multiple of them at which it does (`torchrec_process.py`, in a
-process of its own). Planning is what its `plan` takes that finds this plan: starting a process,
-importing torchrec, building the model and looking for the multiple are none. Its shards become
+the mean accesses per sample of each feature, and the ranks' capacities, all of them for tables; if
+it finds no plan, the least multiple of them at which it does (`torchrec_process.py`, in a process
+of its own). The time of planning is that of the `plan` call that finds this plan, without starting
+a process, importing torchrec, building the model and looking for the multiple. Its shards become
 holder sets: table-wise a table on a rank, row-wise ranges of rows on ranks, data-parallel rows on
 all ranks; of a column-wise shard every access fetches the shard's part of the row. So placements
 are compared, as if rows were fetched.
@@ -55,7 +55,7 @@ from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
-READY = "ready"  # what torchrec_process.py writes first; importing that would import torchrec
+READY = "ready"  # first line of torchrec_process.py; importing that module would import torchrec
 _START_SECONDS = 300.0  # importing torchrec takes from 3 to 30
 # A shard serves all of a row's accesses, whatever its columns.
 COUNTED_WHOLE = ("accesses", "read_rows", "node_rows", "pooled_read_rows")
@@ -130,7 +130,7 @@ def shards_baseline(
 
 
 def request(problem: Problem) -> dict[str, Any]:
-    """What the process is asked, as JSON values."""
+    """Return the request to TorchRec's process, as JSON values."""
     topology, profile = problem.topology, problem.profile
     accesses = problem.accesses_of_tables / max(profile.samples, 1)
     tables = []
@@ -167,8 +167,8 @@ def request(problem: Problem) -> dict[str, Any]:
 def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
     """Run the process on a question; its last answer, which is that of the least capacities.
 
-    It is killed at the limit, counted from when it is ready to plan, or where it is not ready after
-    a time that no machine should need.
+    It is killed at the limit, counted from when it is ready to plan, or if it is not ready after a
+    time that no machine should need.
     """
     command = [sys.executable, "-m", "oper.planner.baselines.torchrec_process"]
     with tempfile.TemporaryFile("w+") as errors:
@@ -199,7 +199,7 @@ def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
 
 
 def _lines_of(child: "subprocess.Popen[str]") -> "Queue[str | None]":
-    """The lines that a process writes, as they come, and None after the last."""
+    """Return the lines that a process writes, as they come, and None after the last."""
     lines: Queue[str | None] = Queue()
 
     def read() -> None:
@@ -214,7 +214,7 @@ def _lines_of(child: "subprocess.Popen[str]") -> "Queue[str | None]":
 
 
 def _last_answer(lines: "Queue[str | None]", limit_seconds: float) -> dict[str, Any] | None:
-    """The last plan that came within the limit; None where the process ended without one."""
+    """Return the last plan that came within the limit; None if the process ended without one."""
     try:
         line = lines.get(timeout=_START_SECONDS)
     except Empty as late:
@@ -236,14 +236,14 @@ def _last_answer(lines: "Queue[str | None]", limit_seconds: float) -> dict[str, 
 
 
 def bandwidths(topology: Topology) -> tuple[float, float, float]:
-    """Mean bytes/s of local rows, of rows in the same node and in other nodes; where there are no
-    such pairs of ranks, those of the next nearer kind."""
+    """Return the mean bytes/s of local rows, of rows in the same node and in other nodes; without
+    such pairs of ranks, the mean of the next nearer kind."""
     local, same_node, other_node = topology.seconds_by_kind()
     return 1 / local, 1 / same_node, 1 / other_node
 
 
 def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
-    """The shards of an answer; all copies of a data-parallel table are one."""
+    """Return the shards of an answer; all copies of a data-parallel table are one."""
     shards: list[Shard] = []
     for entry in answer:
         t = int(entry["table"].removeprefix("t"))
@@ -303,20 +303,20 @@ def _shares(problem: Problem, shards: list[Shard]) -> Floats:
 
 
 def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
-    """Sums of each rank's shards and, last, of the copies on all ranks, [M + 1]; `rows` are
-    `whole_row_sums`."""
+    """Return the sums of each rank's shards and, last, of the copies on all ranks, [M + 1]; `rows`
+    are `whole_row_sums`."""
     return _sums(problem, shards, rows, [s.rank for s in shards], problem.ranks + 1)
 
 
 def table_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
-    """The same of each table in turn, [T * (M + 1)]."""
+    """Return `group_sums` of each table in turn, [T * (M + 1)]."""
     sets = problem.ranks + 1
     groups = [s.table * sets + s.rank % sets for s in shards]
     return _sums(problem, shards, rows, groups, sets * len(problem.profile.tables))
 
 
 def _sums(problem: Problem, shards: list[Shard], rows: Sums, group: list[int], groups: int) -> Sums:
-    """Sums of so many groups, of which each shard is in one; -1 is the last."""
+    """Return the sums of `groups` groups; shard n is in `group[n]`, of which -1 is the last."""
     mode = problem.workload.mode
     tables = [problem.profile.tables[shard.table] for shard in shards]
     parts = [replace(table, dim=s.columns) for table, s in zip(tables, shards, strict=True)]
@@ -336,8 +336,8 @@ def _sums(problem: Problem, shards: list[Shard], rows: Sums, group: list[int], g
 
 
 def column_parts(problem: Problem, shards: list[Shard], rows: Sums) -> tuple[PartAccesses, ...]:
-    """The accesses to pooled tables, of all tables' first columns, their second ones, and so on, as
-    far as they are cut; `rows` are `whole_row_sums`."""
+    """Return the accesses to pooled tables, of all tables' first columns, their second ones, and so
+    on, as far as they are cut; `rows` are `whole_row_sums`."""
     profile, pooled = problem.profile, pooled_of(problem.topology, problem.profile.tables)
     if not pooled.any():
         return ()
@@ -351,13 +351,13 @@ def column_parts(problem: Problem, shards: list[Shard], rows: Sums) -> tuple[Par
     for shard, read in zip(shards, (rows.pooled_read_rows / a_rank).tolist(), strict=True):
         part = begins[shard.table].index(shard.first_column)
         tables[part][shard.table] = replace(profile.tables[shard.table], dim=shard.columns)
-        accesses[part][shard.table, shard.rank] += read  # the last where it is on all ranks
+        accesses[part][shard.table, shard.rank] += read  # the last set if it is on all ranks
     return tuple(map(PartAccesses, tables, accesses))
 
 
 def pooled_bytes(problem: Problem, shards: list[Shard], hits: Floats) -> PooledBytes:
-    """Bytes between ranks per iteration, summed over ranks, as TorchRec moves them; `hits` are the
-    accesses in the log of each shard's rows."""
+    """Return the bytes between ranks per iteration, summed over ranks, as TorchRec moves them;
+    `hits` are the accesses in the log of each shard's rows."""
     topology, profile = problem.topology, problem.profile
     ranks, batch = topology.ranks, problem.workload.batch_size / topology.ranks
     node_of = np.asarray(topology.node_of)

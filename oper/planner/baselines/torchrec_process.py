@@ -4,9 +4,9 @@
 
 It has a process of its own because importing torchrec takes seconds, and so that a plan that takes
 too long can be ended cleanly. When all is imported and the model is built it writes the line
-`READY`, from which on its time counts, and then a line for each plan that it finds. Where no plan
-fits the capacities, the least multiple of them at which one is found is bracketed by doubling and
-then narrowed by bisection to 5 %: each line is of a smaller multiple than the one before.
+`READY`, from which on its time counts, and then a line for each plan that it finds. If no plan fits
+the capacities, the least multiple of them at which one is found is bracketed by doubling and then
+narrowed by bisection to 5 %: each line is of a smaller multiple than the one before.
 """
 
 import json
@@ -43,7 +43,8 @@ from oper.planner.baselines.torchrec_planner import READY
 LARGEST_FACTOR = 1024.0
 PRECISION = 1.05
 
-# What TorchRec's storage estimate tells apart; the others count as one state of the row's size.
+# Optimizers that TorchRec's storage estimate tells apart; the others count as one state of the
+# row's size.
 OPTIMIZERS = {
     "none": None,
     "sgd": torch.optim.SGD,
@@ -84,7 +85,7 @@ class KeepBest(Stats):  # type: ignore[misc]
 
 
 def make_module(tables: list[dict[str, Any]]) -> Any:
-    """The tables on the meta device: shapes without memory."""
+    """Build the tables on the meta device: shapes without memory."""
     configs = [
         EmbeddingBagConfig(
             name=table["name"],
@@ -103,7 +104,7 @@ def make_module(tables: list[dict[str, Any]]) -> Any:
 
 
 def make_topology(request: dict[str, Any], factor: float) -> Topology:
-    """The ranks with `factor` times their capacities."""
+    """Return the ranks with `factor` times their capacities."""
     ranks = request["ranks"]
     capacities = [int(capacity * factor) for capacity in request["capacities"]]
     return Topology(
@@ -123,8 +124,8 @@ def make_topology(request: dict[str, Any], factor: float) -> Topology:
 
 
 def plan_once(request: dict[str, Any], module: Any, factor: float) -> dict[str, Any] | None:
-    """TorchRec's plan for a module with `factor` times the capacities; None where it finds none.
-    `seconds` is what its planner's `plan` alone took."""
+    """Return TorchRec's plan for a module with `factor` times the capacities; None if it finds
+    none. `seconds` is the time of its planner's `plan` alone."""
     inference = request["mode"] == "inference"
     topology = make_topology(request, factor)
     constraints = {
@@ -181,22 +182,23 @@ def plan_once(request: dict[str, Any], module: Any, factor: float) -> dict[str, 
 def least_factor(
     attempt: Callable[[float], dict[str, Any] | None],
 ) -> dict[str, Any] | None:
-    """The first success at 1, or within 5 % of the least factor that succeeds; None past 1024."""
+    """Return the first success at 1, or within 5 % of the least factor that succeeds; None past
+    1024."""
     low, high = 1.0, 1.0
-    found = attempt(high)
-    while found is None:
+    answer = attempt(high)
+    while answer is None:
         low, high = high, 2 * high
         if high > LARGEST_FACTOR:
             return None
-        found = attempt(high)
+        answer = attempt(high)
     while high / low > PRECISION:
         middle = math.sqrt(low * high)
         closer = attempt(middle)
         if closer is None:
             low = middle
         else:
-            found, high = closer, middle
-    return found
+            answer, high = closer, middle
+    return answer
 
 
 def main() -> None:
@@ -207,10 +209,10 @@ def main() -> None:
     print(READY, flush=True)
 
     def attempt(factor: float) -> dict[str, Any] | None:
-        found = plan_once(request, module, factor)
-        if found is not None:
-            print(json.dumps(found), flush=True)
-        return found
+        answer = plan_once(request, module, factor)
+        if answer is not None:
+            print(json.dumps(answer), flush=True)
+        return answer
 
     least_factor(attempt)
 

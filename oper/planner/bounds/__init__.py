@@ -1,4 +1,4 @@
 """Lower bounds on the objective, the certificate they give, and the exact reference.
 
-In: `Problem`. Out: `Certificate`. Imports: problem, lp: never what places rows.
+In: `Problem`. Out: `Certificate`. Imports: problem, lp; never modules that place rows.
 """

@@ -1,9 +1,9 @@
 """The certificate of a placement, by the bounds on every placement for its problem.
 
 In: `ClassProblem`, an objective in seconds. Out: `Certificate`. The bound is that of
-`lagrangian_bound.py`. Where that leaves a gap and single rows are hot, the bound of
-`hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be split. Where
-tables are pooled, that of `pooled_bound.py` knows what their vectors are at the least.
+`lagrangian_bound.py`. If that leaves a gap and single rows are hot, the bound of
+`hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be split. If tables
+are pooled, that of `pooled_bound.py` knows the least of their vectors.
 
 For nearly equal ranks the bounds of equal ranks are tried as well, with the least cost of each kind
 of link and the greatest capacity: no placement takes less on the links as they are.
@@ -38,7 +38,7 @@ def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
     if problem.ranks > MANY_RANKS or isinstance(problem.topology, PooledTopology):
         return certificate
     as_they_are = _certify(problem, objective_seconds)
-    return max(as_they_are, certificate, key=lambda each: each.lower_bound_seconds)
+    return max(as_they_are, certificate, key=lambda candidate: candidate.lower_bound_seconds)
 
 
 def _certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
@@ -54,13 +54,13 @@ def _certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
         copied_to_nodes = problem.workload.training and may_copy_to_nodes(topology)
         if isinstance(problem, Problem) and (mixed or copied_to_nodes):
             # A linear bound in inference has one cost for a byte of any row, and in training it
-            # knows no copies on each node, as pooled tables have.
+            # knows no copies on each node, which pooled tables have.
             return Certificate(objective_seconds, known, None, None)
     limits = (topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(classes, *limits)
     if objective_seconds > max(bound.seconds, known) * (1 + HOT_ROWS_FROM_GAP):
         tried = hot_rows_bound(classes, *limits, split=bound)
-        bound = replace(max(bound, tried, key=lambda found: found.seconds), note=tried.note)
+        bound = replace(max(bound, tried, key=lambda candidate: candidate.seconds), note=tried.note)
     if known > bound.seconds:
         return Certificate(objective_seconds, known, None, None)
     share = None

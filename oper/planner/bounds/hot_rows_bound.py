@@ -2,7 +2,7 @@
 
 In: `Classes` and the limits. Out: `Bound`, in seconds.
 
-The Lagrangian of `lagrangian_bound.py` lets every row be held in parts. Where single rows are a
+The Lagrangian of `lagrangian_bound.py` lets every row be held in parts. If single rows are a
 sizeable part of a rank's time, the rows of the hottest classes (the head) are kept whole here, in a
 mixed integer programme over owners, and copies everywhere in training:
 
@@ -18,7 +18,7 @@ Inference with a budget for copies is not covered: there the hottest rows are co
 Lagrangian is near. The work has limits, so that the bound is the same in every run: the programme
 is solved up to `NODES` nodes of branch and bound, and above `ENTRIES`, which grow with the square
 of the ranks, it is not made: rows with one owner are then bounded by `node_loads_bound.py`, copies
-by the Lagrangian. What was left out or cut is said in the bound's `note`.
+by the Lagrangian. The bound's `note` names omissions and cuts.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ NODES = 1000  # of branch and bound
 ENTRIES = 100_000  # of the programme's matrix, nearly: up to here it takes about a second
 GAP = 1e-4  # at which it may stop
 FEASIBILITY = 1e-9  # of constraints and reduced costs that are scaled to 1
-SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
+SAFETY = 1e-6  # of the solver's bound: above the sum of its tolerances
 
 
 class _Solved(NamedTuple):
@@ -75,7 +75,7 @@ def hot_rows_bound(
     if not workload.training and budget_bytes >= classes.m.min():
         return split
     least, hottest = np.inf, 0
-    note: BoundNote | None = None  # what was left out or cut of the method that decides
+    note: BoundNote | None = None  # parts of the deciding method left out or cut
     for method in usable_methods(workload, topology.ranks, budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
         head = head_classes(rows, topology, split.seconds)
@@ -100,16 +100,16 @@ def hot_rows_bound(
             least, hottest, note = seconds, int(head[0]), left_out
         if least <= split.seconds * (1 + GAP):
             break
-    # The solver may stop within GAP of the optimum: what it lifts by less is not worth a word.
+    # The solver may stop within GAP of the optimum: a smaller rise of the bound is not noted.
     if least <= split.seconds * (1 if note else 1 + GAP):
         return replace(split, note=note)
     return Bound(least, hottest, note)
 
 
 def whole_rows_bound(memories: Sequence[MemoryItems], seconds: float) -> float:
-    """A bound on the slowest rank's time for rows in several memories, with the AllReduce methods
-    of the items and the hottest rows whole in each; `seconds` is about that. 0 where no row is hot,
-    or the programme is too large."""
+    """Return a bound on the slowest rank's time for rows in several memories, with the AllReduce
+    methods of the items and the hottest rows whole in each; `seconds` is about that. 0 if no row is
+    hot, or the programme is too large."""
     heads = [head_classes(each.rows, each.topology, seconds) for each in memories]
     size = sum(entries(m.rows, h, m.topology) for m, h in zip(memories, heads, strict=True))
     if size > ENTRIES or not any(len(head) for head in heads):
@@ -118,7 +118,7 @@ def whole_rows_bound(memories: Sequence[MemoryItems], seconds: float) -> float:
 
 
 def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDArray[np.int64]:
-    """The hottest classes, up to `HEAD_ROWS` rows, of which a row takes its owner long."""
+    """Return the hottest classes whose single row takes its owner long, up to `HEAD_ROWS` rows."""
     owner_seconds = rows.traffic(topology).own_seconds
     order = np.argsort(-rows.weight_bytes, kind="stable")[:HEAD_ROWS]
     few = np.cumsum(rows.rows[order]) <= HEAD_ROWS
@@ -126,13 +126,14 @@ def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDAr
 
 
 def entries(rows: PricingItems, head: NDArray[np.int64], topology: Topology) -> int:
-    """How large the programme is: entries of the time limits, which are nearly all."""
+    """Return the size of the programme: its entries in the time limits, which are nearly all
+    entries."""
     buckets = tail_buckets(rows, np.setdiff1d(np.arange(len(rows)), head))
     return topology.ranks**2 * (len(head) + len(np.unique(buckets)))
 
 
 def tail_buckets(rows: PricingItems, tail: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bucket of each class of the tail: by memory, then by density on a log scale."""
+    """Return the bucket of each class of the tail: by memory, then by density on a log scale."""
     step = np.zeros(len(tail))
     used = rows.density[tail] > 0
     step[used] = np.floor(log(rows.density[tail[used]]) / log(TAIL_RATIO))
@@ -156,7 +157,7 @@ class _Model:
             for memory in memories
         )
         self.second = sum(work) or 1.0
-        # Ranks that are alike in every memory are numbered in the order in which they get rows.
+        # Ranks that are equal in every memory are numbered in the order in which they get rows.
         self.alike = all(m.topology.is_homogeneous(m.capacity_bytes) for m in memories)
         self.placed = 0  # rows of the heads so far
         self.upper, self.whole = [np.inf], [0]
@@ -169,7 +170,7 @@ class _Model:
         self.memories = [_Memory(self, *each) for each in zip(memories, heads, strict=True)]
 
     def bound(self) -> _Solved:
-        """The solver's dual bound in seconds, with the AllReduce's latency."""
+        """Return the solver's dual bound in seconds, with the AllReduce's latency."""
         import highspy  # a quarter of a second, which most certificates do without
 
         matrix = csr_array(
@@ -209,7 +210,7 @@ class _Model:
         return len(self.upper) - 1
 
     def limit(self, low: float, high: float, terms: list[tuple[int, float]]) -> int:
-        """A row of the sum of the terms; its number."""
+        """Add a row that keeps the sum of the terms within [low, high]; return its number."""
         self.low.append(low)
         self.high.append(high)
         for column, value in terms:
@@ -231,7 +232,7 @@ class _Memory:
         rows, topology, M = items.rows, items.topology, items.topology.ranks
         self.copied = rows.replicas and rows.training and M > 1
         self.byte = rows.total_bytes / M
-        # Of each part the bytes, and the time of the ranks [M] for one owned by rank j, row j.
+        # Bytes of each part, and the time of the ranks [M] for a byte owned by rank j, in row j.
         self.owned = [
             (part.bytes, part.charges.owner_seconds / model.second)
             for part in rows.traffic(topology).parts
@@ -249,8 +250,8 @@ class _Memory:
             self._place_bucket(tail[bucket == b])
 
     def _place_whole(self, c: int, placed: int) -> None:
-        """Rows of head class c. They and hotter ones are `placed` rows: homogeneous ranks are
-        numbered in the order in which they get rows, hottest first."""
+        """Place the rows of head class c whole. They and hotter ones are `placed` rows: homogeneous
+        ranks are numbered in the order in which they get rows, hottest first."""
         M, rows = self.topology.ranks, float(self.rows.rows[c])
         memory = self.rows.memory_bytes[c] / self.byte
         chosen = []
@@ -269,7 +270,7 @@ class _Memory:
         self.model.limit(rows, rows, chosen)
 
     def _place_bucket(self, classes: NDArray[np.int64]) -> None:
-        """The classes of one bucket of the tail: rows and weight by owner and everywhere."""
+        """Place the classes of one bucket of the tail: rows and weight by owner and everywhere."""
         M, rows = self.topology.ranks, self.rows.rows[classes]
         memory, parts = self.rows.memory_bytes[classes[0]], range(len(self.owned))
         weights = [weight[classes] for weight, _ in self.owned]
@@ -295,7 +296,7 @@ class _Memory:
             if j < M:
                 self.model.add(self.first + j, n, 1.0)
                 continue
-            # A line in the rows and the weight of the first part, below what each class costs.
+            # A line in the rows and the weight of the first part, below the cost of each class.
             weight, cost = weights[0], self.everywhere[classes]
             spread = float(np.ptp(weight))
             slope = (cost[weight.argmax()] - cost[weight.argmin()]) / max(spread, 1e-300)
@@ -308,13 +309,14 @@ class _Memory:
             self.model.limit(totals[p] / units[p], totals[p] / units[p], moved[p])
 
     def _own(self, seconds: Floats, column: int, weight: float) -> None:
-        """What a unit of `column`, weight whose owner costs the ranks `seconds` [M] a byte, costs
-        them."""
+        """Add a unit of `column`, weight whose owner costs the ranks `seconds` [M] a byte, to the
+        time limits."""
         for r in range(self.topology.ranks):
             self.model.add(r, column, float(seconds[r]) * weight)
 
     def _copy(self, column: int, seconds: Floats, memory: float) -> None:
-        """What a unit of `column`, rows on all ranks, costs them and takes of the budget."""
+        """Add a unit of `column`, rows on all ranks, to the time limits and the limits of
+        memory."""
         M = self.topology.ranks
         for r in range(M):
             self.model.add(r, column, float(seconds[r]))
@@ -322,7 +324,7 @@ class _Memory:
         self.model.add(self.first + M, column, (M - 1) * memory)
 
     def _position(self, rank: int) -> tuple[int, int]:
-        """The rank's node and its place there, by number."""
+        """Return the number of the rank's node, and of the rank's place there."""
         node_of = np.asarray(self.topology.node_of)
         nodes = np.unique(node_of[: rank + 1])
         return len(nodes) - 1, int((node_of[:rank] == node_of[rank]).sum())

@@ -8,8 +8,8 @@ of extra copies, the largest T_r is at least Σ λ_r T_r, and within the limits
     Σ λ_r T_r ≥ Σ_c rows_c · (least price of a row of class c over all holder sets)
                 - Σ_r μ_r capacity_r - ν budget
 
-(the Lagrangian; `pricing.py` has the prices of holder sets). It holds for any prices, so where they
-come from may make it weaker, never wrong: on homogeneous ranks they come from a knapsack, elsewhere
+(the Lagrangian; `pricing.py` has the prices of holder sets). It holds for any prices, so their
+source may make it weaker, never wrong: on homogeneous ranks they come from a knapsack, elsewhere
 from the bucketed linear programme. Classes are exact here.
 
 In training a plan uses one AllReduce method, or replicates nothing: the bound is the least over
@@ -50,9 +50,9 @@ SAFETY = 1e-9  # of a bound's terms, such as the Lagrangian's: beyond the roundi
 
 @dataclass(frozen=True)
 class Bound:
-    """`seconds` bounds the largest rank time from below. `hot_class` is the class of which a
-    single row is what binds, None where it is the work as a whole. `note` says that a
-    better bound was left out or cut, as it would take too long."""
+    """Lower bound on the largest rank time: `seconds`. `hot_class` is the class whose single row
+    binds; None if the work as a whole does. `note` says that a better bound was left out or cut
+    because it would take too long."""
 
     seconds: float
     hot_class: int | None
@@ -66,9 +66,10 @@ def lower_bound(
     capacity_bytes: Floats,
     budget_bytes: float,
 ) -> Bound:
-    """The bound for all plans within `capacity_bytes` [M] and `budget_bytes` of extra copies.
+    """Return the bound for all plans within `capacity_bytes` [M] and `budget_bytes` of extra
+    copies.
 
-    Raises OperError where the capacities cannot hold the tables.
+    Raises OperError if the capacities cannot hold the tables.
     """
     least = np.inf
     for method in usable_methods(workload, topology.ranks, budget_bytes):
@@ -82,15 +83,15 @@ def lower_bound(
 def split_bound(
     rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
 ) -> float:
-    """The Lagrangian's bound in seconds for the items' AllReduce method, with its latency: every
-    row may be held in parts."""
+    """Return the Lagrangian's bound in seconds for the items' AllReduce method, with its latency:
+    every row may be held in parts."""
     prices = good_prices(rows, topology, capacity_bytes, budget_bytes)
     seconds = lagrangian(rows, topology, prices, capacity_bytes, budget_bytes)
     return seconds + rows.latency
 
 
 def usable_methods(workload: Workload, ranks: int, budget_bytes: float) -> tuple[Method, ...]:
-    """The AllReduce methods a plan may use; only "none" in inference or without replicas."""
+    """Return the AllReduce methods a plan may use; only "none" in inference or without replicas."""
     return METHODS if workload.training and ranks > 1 and budget_bytes > 0 else ("none",)
 
 
@@ -101,7 +102,7 @@ def lagrangian(
     capacity_bytes: Floats,
     budget_bytes: float,
 ) -> float:
-    """A bound in seconds from any non-negative prices; `rows` must be exact classes."""
+    """Return a bound in seconds from any non-negative prices; `rows` must be exact classes."""
     scale = float(prices.rank.sum())
     if scale <= 0:
         return 0.0
@@ -114,7 +115,7 @@ def lagrangian(
 def good_prices(
     rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
 ) -> DualPrices:
-    """Prices at which the Lagrangian is (nearly) largest."""
+    """Return the prices at which the Lagrangian is (nearly) largest."""
     if topology.is_homogeneous(capacity_bytes):
         return homogeneous_prices(rows, topology, capacity_bytes, budget_bytes)
     return restricted_master.solve_items(rows, topology, capacity_bytes, budget_bytes).prices
@@ -123,11 +124,11 @@ def good_prices(
 def homogeneous_prices(
     rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
 ) -> DualPrices:
-    """The best prices on homogeneous ranks.
+    """Return the best prices on homogeneous ranks.
 
-    Averaged over the ranks' renamings, all λ and all μ are equal, and extra copies are a
-    fractional knapsack: a row's next copies save seconds and take bytes, the best savings per byte
-    come first, and the price of a byte is what the first copies that do not fit would have saved.
+    Averaged over the ranks' renamings, all λ and all μ are equal, and extra copies are a fractional
+    knapsack: a row's next copies save seconds and take bytes, the best savings per byte come first,
+    and the price of a byte is the saving of the first copies that do not fit.
     """
     M = topology.ranks
     even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)
@@ -174,8 +175,8 @@ def _for_copies(
     capacity_bytes: Floats,
     budget_bytes: float,
 ) -> DualPrices:
-    """The prices with that of a byte of copies on what limits them: the budget, or what the
-    capacities leave."""
+    """Return the prices with that of a byte of copies on the limit of copies: the budget, or the
+    memory that the capacities leave."""
     if budget_bytes <= float(np.sum(capacity_bytes)) - rows.total_bytes:
         return DualPrices(even.rank, even.capacity, byte)
     return DualPrices(even.rank, np.full(len(even.rank), byte), 0.0)
@@ -188,8 +189,9 @@ def _price_of_copies(
     capacity_bytes: Floats,
     budget_bytes: float,
 ) -> float:
-    """The least price of a byte of copies, nearly, at which those that pay fit, with relays: rows
-    differ in what further nodes and further ranks save, so that it is found by bisection."""
+    """Return nearly the least price of a byte of copies at which the copies that pay fit, with
+    relays. Rows differ in the savings of further nodes and further ranks, so the price is found by
+    bisection."""
     copies, *_ = relayed_copies(topology, even)
     seconds = relayed_prices(rows, topology, even)
     extra = np.outer(rows.memory_bytes, copies - 1)
@@ -211,14 +213,15 @@ def _price_of_copies(
 def hot_row(
     classes: Classes, topology: Topology, workload: Workload, budget_bytes: float
 ) -> tuple[float, int]:
-    """The longest that any single row must take some rank whatever else there is, and its class.
+    """Return the longest that any single row must take some rank whatever else there is, and its
+    class.
 
-    A row with one owner j: all that j serves, M local reads where it serves every rank, or the
-    dearest link to it. In inference with h copies at most: some holder has M/h readers, rounded up,
-    the farthest of which pays for its link, and each reads at its least cost. With relays other
-    nodes are one reader each, so that there are fewer: as many as when all copies are in one node.
-    In training with copies everywhere: a local read of all and the AllReduce of the row, where the
-    budget allows it.
+    A row with one owner j: all that j serves, M local reads if it serves every rank, or the dearest
+    link to it. In inference with h copies at most: some holder has M/h readers, rounded up, the
+    farthest of which pays for its link, and each reads at its least cost. With relays other nodes
+    are one reader each, so that there are fewer: as many as when all copies are in one node. In
+    training with copies everywhere: a local read of all and the AllReduce of the row, if the budget
+    allows it.
     """
     M, charges = topology.ranks, Charges.of(topology)
     rows = pricing_items(classes, topology, workload, "none")

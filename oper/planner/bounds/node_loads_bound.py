@@ -1,16 +1,16 @@
-"""A lower bound on homogeneous ranks, of any number, where rows are whole and have one owner.
+"""A lower bound on homogeneous ranks, of any number, if rows are whole and have one owner.
 
-In: `PricingItems`, a `Topology` of N nodes of G ranks. Out: seconds, or None where it says nothing.
+In: `PricingItems`, a `Topology` of N nodes of G ranks. Out: seconds, or None if it says nothing.
 
-Ranks that cannot be told apart differ only in what they own. With W_r the weight of rank r's rows,
-V_n = Σ W_r over the ranks of node n and W = Σ V_n, of which every rank reads all,
+Ranks that cannot be told apart differ only in the rows that they own. With W_r the weight of rank
+r's rows, V_n = Σ W_r over the ranks of node n and W = Σ V_n, of which every rank reads all,
 
     T_r = own·W_r + mate·(V_n - W_r) + far·(W - V_n) = a·W_r - b·V_n + far·W,   b = far - mate ≥ 0,
 
-own, mate, far being what a byte of weight costs its owner, the owner's node and all others. If no
-T_r is above far·W + D, then a·W_r ≤ D + b·V_n on every rank: a node whose hottest row has weight q
-must have a load V_n ≥ L(q) = (a·q - D) / b, as rows near by are cheaper to read; and summed over
-its G ranks, (a - G·b)·V_n ≤ G·D. So for each D the nodes' loads have least sums:
+own, mate, far being the cost of a byte of weight for its owner, the owner's node and all others. If
+no T_r is above far·W + D, then a·W_r ≤ D + b·V_n on every rank: a node whose hottest row has weight
+q must have a load V_n ≥ L(q) = (a·q - D) / b, because nearby rows are cheaper to read; and summed
+over its G ranks, (a - G·b)·V_n ≤ G·D. So for each D the nodes' loads have least sums:
 
 * nodes in order of their hottest rows q_1 ≥ q_2 ≥ …: all rows hotter than q_k lie on the nodes
   before k, whose load is therefore at least the weight of these rows;
@@ -19,11 +19,11 @@ its G ranks, (a - G·b)·V_n ≤ G·D. So for each D the nodes' loads have least
 * of k·M + 1 rows some rank owns k + 1, a row like any other for the first node.
 
 The D at which S_N exceeds W, or a node's largest load, is passed by every plan. Memory is left out,
-and a row may count in parts where the sum ends within it: both make the bound lower, never wrong.
-The work is a bisection with N steps each, whatever the number of rows.
+and a row may count in parts if the sum ends within it: both make the bound lower, never wrong. The
+work is a bisection with N steps each, whatever the number of rows.
 
-Where hosts share memory, a gradient takes its owner more than a read does (traffic.py): own, and so
-a, is larger for it, mate and far are not. A row then counts in a·W_r by both its parts, each at its
+If hosts share memory, a gradient takes its owner more than a read does (traffic.py): own, and so a,
+is larger for it, mate and far are not. A row then counts in a·W_r by both its parts, each at its
 own a, and in V_n by their sum; the step from ranks to a whole node takes the smaller a.
 """
 
@@ -43,8 +43,8 @@ SAFETY = 1e-9  # relative: beyond the rounding of the sums
 
 
 class _OwnerSeconds(NamedTuple):
-    """What a byte of each part of the traffic costs its owner, and what a byte of any part costs
-    the ranks of the owner's node, and all others."""
+    """Seconds per byte of traffic to rows with one owner: for the owner, by part of the traffic,
+    and for any part for the ranks of the owner's node and for all other ranks."""
 
     own: tuple[float, ...]
     mate: float
@@ -52,8 +52,8 @@ class _OwnerSeconds(NamedTuple):
 
 
 def node_loads_bound(rows: PricingItems, topology: Topology) -> float | None:
-    """A bound in seconds on the largest rank time of every plan in which each row has one owner;
-    None where ranks differ, or where owning a row costs a rank no more than reading it from its
+    """Return a bound in seconds on the largest rank time of every plan in which each row has one
+    owner; None if ranks differ, or if owning a row costs a rank no more than reading it from its
     node."""
     cost = _owner_seconds(rows, topology)
     if cost is None or min(cost.own) < cost.mate or max(cost.own) == cost.mate:
@@ -67,19 +67,19 @@ def node_loads_bound(rows: PricingItems, topology: Topology) -> float | None:
 
 
 def _owner_seconds(rows: PricingItems, topology: Topology) -> _OwnerSeconds | None:
-    """The costs of a homogeneous topology; None where ranks can be told apart, and with relays,
+    """Return the costs of a homogeneous topology; None if ranks can be told apart, and with relays,
     which read most at the owner's position in their nodes."""
     if not topology.homogeneous or isinstance(topology, RelayedTopology):
         return None
     parts = []
     for part in rows.traffic(topology).parts:
-        found: list[float] = []
+        seconds: list[float] = []
         for mask in topology.masks().values():
             kind = part.charges.owner_seconds[mask]
             if len(kind) and np.ptp(kind) > 1e-12 * kind.max():
                 return None
-            found.append(float(kind[0]) if len(kind) else found[-1])
-        parts.append(found)
+            seconds.append(float(kind[0]) if len(kind) else seconds[-1])
+        parts.append(seconds)
     own, mates, fars = zip(*parts, strict=True)
     # Readers pay the link for gradients as for reads, so that only `own` differs.
     mate, far = min(mates), min(fars)
@@ -92,14 +92,14 @@ class _Loads:
     def __init__(self, rows: PricingItems, topology: Topology, cost: _OwnerSeconds) -> None:
         ranks, self.nodes = topology.ranks, topology.nodes
         self.ranks_per_node = ranks // self.nodes
-        more = [own - cost.mate for own in cost.own]
+        more = [seconds - cost.mate for seconds in cost.own]
         self.a, self.least_a, self.b = max(more), min(more), cost.far - cost.mate
         self.weight = float(dot(rows.rows, rows.weight_bytes))
         self.elsewhere = cost.far * self.weight
-        # Bytes of a row as far as they take its owner more than its mates, at `a` a byte.
+        # Bytes of a row, at `a` a byte, for its owner's extra time over the peers in the node.
         parts = rows.traffic(topology).parts
-        each = [part.bytes * (of / self.a) for part, of in zip(parts, more, strict=True)]
-        owned = np.sum(each, axis=0)
+        part_bytes = [part.bytes * (of / self.a) for part, of in zip(parts, more, strict=True)]
+        owned = np.sum(part_bytes, axis=0)
         order = np.argsort(-owned, kind="stable")
         before = np.cumsum(rows.rows[order]) - rows.rows[order]
         order = order[before < HOT_ROWS]
@@ -117,7 +117,7 @@ class _Loads:
         return -self.b * self.weight, self.a * self.weight
 
     def possible(self, over: float) -> bool:
-        """Whether loads of nodes within D = `over` are not ruled out."""
+        """Return False if loads of nodes within D = `over` are ruled out, else True."""
         spread = self.least_a - self.ranks_per_node * self.b
         least, most = 0.0, np.inf
         if spread > 0:
@@ -151,8 +151,8 @@ class _Loads:
 
 
 def _least_of_a_rank(hot: Floats, ranks: int) -> list[float]:
-    """What the rank with the most hot rows bears at least: of the k·M + 1 hottest rows some rank
-    owns k + 1, and these are at least the lightest of them."""
+    """Return lower bounds for the rank with the most hot rows, by k: of the k·M + 1 hottest rows
+    some rank owns at least k + 1, which weigh at least as much as the k + 1 lightest of them."""
     return [
         float(hot[k * (ranks - 1) : k * ranks + 1].sum())
         for k in range((len(hot) - 1) // ranks + 1)

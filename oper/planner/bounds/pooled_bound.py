@@ -1,4 +1,4 @@
-"""A bound on T if tables are pooled: the mean over ranks of what any placement takes.
+"""A bound on T if tables are pooled: a lower bound on the mean over ranks of any placement.
 
 In: a `Problem` whose classes are of one table each. Out: seconds. It is that of the best copies,
 chosen table by table, with vectors as the concave function of a table's share that they are

@@ -12,12 +12,12 @@ that with the largest b. But for any weights λ ≥ 0 of the ranks with Σλ = 1
     max_r T_r ≥ Σ_r λ_r (a_r + b_r) = Σ_r λ_r a_r + Σ_r λ_r b_r ≥ A(λ) + B(λ)
 
 for any bounds A(λ), B(λ) on the weighted means. The Lagrangian at the prices λ on the ranks' times
-is one of them, whatever its other prices are (lagrangian_bound.py). Where ranks are alike equal
+is one of them, whatever its other prices are (lagrangian_bound.py). If ranks are equal, equal
 weights are the best; elsewhere the weights, and the prices of each part's capacities, are those of
 one linear programme of both parts (`solve_together` in lp/restricted_master.py).
 
-The least over the AllReduce methods counts, as a plan uses one of them or none. Where that leaves a
-gap, an integer programme of both parts in which the hottest rows of each are whole is tried
+The least over the AllReduce methods counts, because a plan uses one of them or none. If that leaves
+a gap, an integer programme of both parts in which the hottest rows of each are whole is tried
 (hot_rows_bound.py). The largest of all is taken.
 """
 
@@ -46,12 +46,16 @@ class Certified(NamedTuple):
 def certify_together(
     devices: Certified | None, tier: Certified, objective_seconds: float
 ) -> Certificate:
-    """The certificate of a plan of both parts, whose slowest rank takes `objective_seconds`."""
+    """Return the certificate of a plan of both parts, whose slowest rank takes
+    `objective_seconds`."""
     if devices is None:
         return tier.certificate.of(objective_seconds)
     parts = (devices, tier)
-    largest = max((part.certificate for part in parts), key=lambda found: found.lower_bound_seconds)
-    # What all the devices' memory would allow is known of their own tables alone.
+    largest = max(
+        (part.certificate for part in parts),
+        key=lambda certificate: certificate.lower_bound_seconds,
+    )
+    # The bound with all the devices' memory is known for their own tables only.
     best = replace(largest.of(objective_seconds), full_memory_bound_seconds=None)
     by_methods = methods_of(devices.problem, tier.problem)
     weighted = [weighted_mean_bound(memories) for memories in by_methods]
@@ -66,7 +70,7 @@ def certify_together(
 
 
 def methods_of(*problems: ClassProblem) -> list[Memories]:
-    """The rows of all parts for each choice of the AllReduce methods that plans may use."""
+    """Return the rows of all parts for each choice of the AllReduce methods that plans may use."""
     usable = [usable_methods(p.workload, p.ranks, p.budget_bytes) for p in problems]
     return [
         tuple(
@@ -83,17 +87,18 @@ def methods_of(*problems: ClassProblem) -> list[Memories]:
 
 
 def weighted_mean_bound(memories: Memories) -> float:
-    """No placement of the rows in all memories has a shorter time of its slowest rank, in seconds,
-    as none has a smaller mean by weights of the ranks."""
+    """Return a lower bound, in seconds, on the slowest rank's time of any placement of the rows in
+    all memories: the least mean by weights of the ranks."""
     return sum(
-        lagrangian(memory.rows, memory.topology, found, memory.capacity_bytes, memory.budget_bytes)
+        lagrangian(memory.rows, memory.topology, prices, memory.capacity_bytes, memory.budget_bytes)
         + memory.rows.latency
-        for memory, found in zip(memories, _prices(memories), strict=True)
+        for memory, prices in zip(memories, _prices(memories), strict=True)
     )
 
 
 def _prices(memories: Memories) -> list[DualPrices]:
-    """Prices of each memory's limits, those of the ranks' times the same for all."""
+    """Return prices of each memory's limits; the prices of the ranks' times are equal for all
+    memories."""
     if all(each.topology.is_homogeneous(each.capacity_bytes) for each in memories):
         return [homogeneous_prices(*memory) for memory in memories]
-    return [found.prices for found in solve_together(memories)]
+    return [placement.prices for placement in solve_together(memories)]

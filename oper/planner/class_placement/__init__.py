@@ -1,4 +1,4 @@
-"""How many rows of each class go to each holder set, before rows are named (§4).
+"""Number of rows of each class per holder set, before rows are named (§4).
 
 In: `Problem`. Out: `ClassPlacement`. Imports: problem, lp.
 """

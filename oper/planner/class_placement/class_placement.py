@@ -1,9 +1,9 @@
-"""A class placement: how many rows of each class go to each holder set, before rows are named.
+"""A class placement: the number of rows of each class in each holder set, before rows are named.
 
-On homogeneous ranks a knapsack says how often rows are replicated (`homogeneous_replicas.py`), and
-greedy placement with backtracking where rows with one owner go (`greedy.py`). Where ranks differ in
-links or capacities, a linear programme (`lp/restricted_master.py`) says which share of each class
-belongs to which holders, and rows are split by those shares.
+On homogeneous ranks a knapsack decides the copies of rows (`homogeneous_replicas.py`), and greedy
+placement with backtracking the ranks of rows with one owner (`greedy.py`). If ranks differ in links
+or capacities, a linear programme (`lp/restricted_master.py`) says which share of each class belongs
+to which holders, and rows are split by those shares.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ MANY_RANKS = 32
 class ClassPlacement:
     """Rows of C classes in G holder sets, of which the first M are the single owners."""
 
-    step: str  # which step made it, as `oper plan` names it
+    step: str  # the step that made it, as `oper plan` names it
     holder_sets: HolderSets
     counts: Ints  # [C, G] rows that are listed one by one
     striped: Ints  # [C] rows that are striped over the ranks
@@ -35,6 +35,7 @@ class ClassPlacement:
 
 
 def replica_bytes(classes: Classes, sets: HolderSets, replicas: Ints) -> Floats:
-    """Memory on each rank, [M], of the `replicas` [C, G - M] rows with several holders."""
+    """Return the memory on each rank, [M], of the `replicas` [C, G - M] rows with several
+    holders."""
     copies: Floats = dot(sets.holds[len(sets) - replicas.shape[1] :].T, classes.memory_of(replicas))
     return copies

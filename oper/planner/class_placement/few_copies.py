@@ -1,17 +1,17 @@
 """A few copies of rows that are too hot for one rank: inference on many homogeneous ranks.
 
-In: `ClassProblem`. Out: how many copies the hottest rows have, and on which ranks. Copies of a row
-save what it takes to read it from another node, and that is the mean of T. But one holder of a row
-serves all M ranks from its memory, and where that takes long, it decides T however even the others
-are. A second copy halves it, and needs no copy on every node.
+In: `ClassProblem`. Out: the number of copies of the hottest rows, and their ranks. Copies of a row
+save the reads from other nodes, which are the mean of T. But one holder of a row serves all M ranks
+from its memory, and if that takes long, it decides T however even the others are. A second copy
+halves it, and needs no copy on every node.
 
 On N nodes of G ranks T_r = a·W_r - b·V_n + far·W (`bounds/node_loads_bound.py`): a rank that serves
 a hot row gets faster with all that its node has. So hot rows come in blocks of G, one on each rank
 of a node, and all of a block have copies on the same nodes: h copies of a row of weight w, in a
 block of weight V, take a·w/h - b·V more than far·W. Copies against the largest of these and copies
-for the mean, which go to the hottest rows, once a node, compete for the budget. What the largest
-may be is tried from what even ranks come to up: rows get as many copies as they need, and what is
-left goes to the hottest as if there were no such need.
+for the mean, which go to the hottest rows, once a node, compete for the budget. The limit on the
+largest is tried from the time of even ranks upwards: rows get as many copies as they need, and the
+rest of the budget goes to the hottest as if there were no such need.
 """
 
 from typing import NamedTuple
@@ -44,8 +44,8 @@ class FewCopies(NamedTuple):
 
 
 def copies_needed(problem: ClassProblem) -> Ints:
-    """Copies that a row of each class should have at least, [C]: 1 but for rows that are too hot
-    for the ranks; as many as nodes at most."""
+    """Return the least number of copies of a row of each class, [C]: 1 except for rows that are too
+    hot for the ranks; at most the number of nodes."""
     classes, topology, ranks = problem.classes, problem.topology, problem.ranks
     nodes = topology.nodes
     one = np.ones(len(classes), dtype=np.int64)
@@ -119,8 +119,9 @@ def _blocks(
 def _with_rest(
     classes: Classes, weight: Floats, needed: Ints, nodes: int, budget_bytes: float
 ) -> Floats | None:
-    """Mean copies of the rows of each class where they have what they need, and the hottest have
-    one on every node as far as the budget lasts; None where it does not last for the first."""
+    """Return the mean copies of the rows of each class if all have the copies they need, and the
+    hottest have one on every node as far as the budget lasts; None if it does not last for the
+    needed copies."""
     left = budget_bytes - float(dot((needed - 1) * classes.rows, classes.m))
     if left < 0:
         return None
@@ -133,9 +134,9 @@ def _with_rest(
 
 
 def few_copies(problem: ClassProblem, rows: Ints, copies: Ints) -> FewCopies:
-    """Ranks for `copies[c]` copies of each of `rows[c]` rows, hottest first: blocks of as many rows
-    as a node has ranks, on the nodes that serve least so far. A node with a copy reads that, and
-    the ranks of all others are shared out evenly."""
+    """Return the ranks for `copies[c]` copies of each of `rows[c]` rows, hottest first: blocks of
+    as many rows as a node has ranks, on the nodes that serve least so far. A node with a copy reads
+    that copy, and the ranks of all other nodes are shared out evenly."""
     topology, ranks = problem.topology, problem.ranks
     weight = problem.classes.traffic_bytes(problem.workload)
     of_node = np.argsort(topology.node_of, kind="stable").reshape(topology.nodes, -1)

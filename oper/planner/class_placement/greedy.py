@@ -2,9 +2,9 @@
 
 In: `Classes`, the rows of each with one owner, the ranks' shares. Out: `Greedy`. Access-bounded
 partitions go, most accesses first, to the rank with the least lookup work for its share;
-memory-bounded ones are striped in proportion to the memory that each rank has left. Where the
-balance asked for is not reached, the threshold is halved and both steps are done again, until it
-is, or halving stops helping.
+memory-bounded ones are striped in proportion to the memory that each rank has left. If the balance
+asked for is not reached, the threshold is halved and both steps are done again, until it is, or
+halving stops helping.
 """
 
 from dataclasses import dataclass, replace
@@ -41,10 +41,11 @@ class Greedy:
     reason: ThresholdReason = ThresholdReason.MOST_HALVINGS
 
     def counts(self, ranks: int) -> Ints:
-        """Listed rows of each class on each rank, [C, M]; the others are left to the stripes."""
-        found = np.zeros((len(self.single), ranks), dtype=np.int64)
-        np.add.at(found, (self.run_class, self.run_rank), self.run_rows)
-        return found
+        """Return the listed rows of each class on each rank, [C, M]; the others are left to the
+        stripes."""
+        counts = np.zeros((len(self.single), ranks), dtype=np.int64)
+        np.add.at(counts, (self.run_class, self.run_rank), self.run_rows)
+        return counts
 
 
 def place_greedily(
@@ -120,8 +121,9 @@ def _place_once(
 def memory_left(
     classes: Classes, counts: Ints, striped: Ints, replica_bytes: Floats, shares: Floats
 ) -> Floats:
-    """Bytes that each rank has left for striped rows, [M], if all memory in use follows `shares`
-    [M]: `counts` [C, M] listed and `striped` [C] striped rows with one owner, and replicas."""
+    """Return the bytes that each rank has left for striped rows, [M], if all memory in use follows
+    `shares` [M]: `counts` [C, M] listed and `striped` [C] striped rows with one owner, and
+    replicas."""
     return _left(replica_bytes + classes.memory_of(counts), float(dot(striped, classes.m)), shares)
 
 
@@ -131,7 +133,7 @@ def _left(held_bytes: Floats, striped_bytes: float, shares: Floats) -> Floats:
 
 
 def _exclusive_cumsum_by(key: Ints, values: Ints) -> Ints:
-    """Σ of earlier values with the same key; keys ascend."""
+    """Return Σ of earlier values with the same key; keys ascend."""
     if not len(key):
         return values
     total = np.cumsum(values) - values

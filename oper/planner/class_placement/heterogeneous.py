@@ -1,8 +1,8 @@
-"""Class placement where links or capacities differ: the shares of a linear programme, rounded.
+"""Class placement if links or capacities differ: the shares of a linear programme, rounded.
 
 In: `ClassProblem`. Out: `ClassPlacement`. The programme knows shares of classes; here they become
-whole rows, so that what rounding takes from a holder set is made up for by the next classes. Rows
-in two memories of the same ranks are placed by one programme (`place_together`).
+whole rows, and the next classes make up for rows that rounding takes from a holder set. Rows in two
+memories of the same ranks are placed by one programme (`place_together`).
 """
 
 from collections.abc import Sequence
@@ -34,9 +34,10 @@ from oper.topology.topology import Topology
 
 # Classes with more rows than this are split well enough by rounding.
 MOST_WHOLE_ROWS = 64
-# Of the programme with whole rows: entries of its time limits, and nodes of branch and bound. The
-# first node is mostly within 0.0001 % of the fractional solution. It took 0.1 to 3.4 s of CPU with
-# 10,000 entries, 5 to 7 s with 40,000, and 25 s with 134,000 (24 unequal ranks, 2026-11-28).
+# Limits of the programme with whole rows: entries of its time limits, and nodes of branch and
+# bound. The first node is mostly within 0.0001 % of the fractional solution. It took 0.1 to 3.4 s
+# of CPU with 10,000 entries, 5 to 7 s with 40,000, and 25 s with 134,000 (24 unequal ranks,
+# 2026-11-28).
 MOST_ENTRIES = 150_000
 NODES = 1
 RELATIVE_GAP = 1e-3
@@ -45,34 +46,35 @@ RELATIVE_GAP = 1e-3
 def place_on_heterogeneous(
     problem: ClassProblem, listed_share: float, whole: bool = False
 ) -> ClassPlacement:
-    """The class placement for ranks of any links and capacities, with `listed_share` of all rows
-    listed; with `whole`, hot rows are kept whole by a mixed integer programme."""
+    """Return the class placement for ranks of any links and capacities, with `listed_share` of all
+    rows listed; with `whole`, hot rows are kept whole by a mixed integer programme."""
     objective: restricted_master.Objective = "link" if problem.asked.balance == "link" else "time"
     methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
     limits = (problem.topology, problem.capacity_bytes, problem.budget_bytes)
     drafts = [Draft.of(problem, listed_share, method) for method in methods]
     solutions = [restricted_master.solve_items(draft.items, *limits, objective) for draft in drafts]
     n = min(range(len(methods)), key=lambda n: solutions[n].seconds)
-    found = [(drafts[n], solutions[n])]
-    (shares,) = whole_hot_rows(found) if whole and objective == "time" else as_solved(found)
+    solved = [(drafts[n], solutions[n])]
+    (shares,) = whole_hot_rows(solved) if whole and objective == "time" else as_solved(solved)
     return drafts[n].rounded(solutions[n], *shares)
 
 
 def place_together(
     problems: Sequence[ClassProblem], listed_share: float
 ) -> tuple[ClassPlacement, ...]:
-    """The class placements of problems whose rows lie in different memories of the same ranks, with
-    which the slowest rank takes the least time in all of them: hot rows are kept whole."""
+    """Return the class placements of problems whose rows lie in different memories of the same
+    ranks, with which the slowest rank takes the least time in all of them: hot rows are kept
+    whole."""
     methods = [
         METHODS if problem.workload.training and problem.budget_bytes > 0 else METHODS[:1]
         for problem in problems
     ]
-    found = []
+    choices = []
     for chosen in product(*methods):
         drafts = [Draft.of(p, listed_share, m) for p, m in zip(problems, chosen, strict=True)]
         solved = restricted_master.solve_together([draft.memory for draft in drafts])
-        found.append(list(zip(drafts, solved, strict=True)))
-    best = min(found, key=lambda each: each[0][1].seconds)
+        choices.append(list(zip(drafts, solved, strict=True)))
+    best = min(choices, key=lambda choice: choice[0][1].seconds)
     return tuple(
         draft.rounded(solved, *shares)
         for (draft, solved), shares in zip(best, whole_hot_rows(best), strict=True)
@@ -96,7 +98,7 @@ class Draft:
 
     @staticmethod
     def of(problem: ClassProblem, listed_share: float, method: Method) -> "Draft":
-        """For one AllReduce method."""
+        """Return the draft for one AllReduce method."""
         classes = problem.classes
         parts = partitions(classes, problem.asked.threshold)
         listed = _listed_classes(classes, parts, listed_share)
@@ -116,8 +118,8 @@ class Draft:
     def rounded(
         self, solved: restricted_master.FractionalPlacement, found: HolderSets, fraction: Floats
     ) -> ClassPlacement:
-        """Whole rows by the shares `fraction` [B, G] of the solution's buckets in the holder sets
-        `found`."""
+        """Round the shares `fraction` [B, G] of the solution's buckets in the holder sets `found`
+        to whole rows."""
         problem, classes, ranks = self.problem, self.problem.classes, self.problem.ranks
         # Single owners first, as everywhere; then the holder sets that the programme uses.
         several = np.flatnonzero((found.copies > 1) & (fraction.sum(axis=0) > 0))
@@ -143,13 +145,13 @@ Shares = list[tuple[HolderSets, Floats]]  # of buckets in holder sets, [B, G]
 
 
 def as_solved(found: Solved) -> Shares:
-    """The fractional solutions' own."""
+    """Return the shares of the fractional solutions."""
     return [(solved.holder_sets, solved.fraction) for _, solved in found]
 
 
 def whole_hot_rows(found: Solved) -> Shares:
-    """The shares with rows of the hottest classes whole, in all memories; as they are solved where
-    there are none of few rows, that is too large a programme, or finds nothing.
+    """Return the shares with rows of the hottest classes whole, in all memories; the solved shares
+    if no class has few rows, or the programme is too large or finds nothing.
 
     Other rows stay in the holder sets that the fractional solution has for them, or get one owner.
     """
@@ -169,7 +171,7 @@ def whole_hot_rows(found: Solved) -> Shares:
 
 
 def _hot_rows_whole(draft: Draft, solved: restricted_master.FractionalPlacement) -> ItemsToPlace:
-    """The buckets of a solution, with rows of the hottest classes whole."""
+    """Return the buckets of a solution, with rows of the hottest classes whole."""
     problem, buckets = draft.problem, draft.items.merged(solved.bucket)
     hottest = np.zeros(len(buckets), dtype=bool)
     hottest[np.argsort(-buckets.weight_bytes, kind="stable")[: restricted_master.HOT_CLASSES]] = (
@@ -186,9 +188,9 @@ def _hot_rows_whole(draft: Draft, solved: restricted_master.FractionalPlacement)
 
 
 def _some_copies(topology: Topology, known: HolderSets) -> HolderSets:
-    """Sets of 2 to M - 1 holders, spread over the nodes, that are not among the `known` ones: what
-    is left of the budget may pay for a row's copies on a few ranks. In fractions it pays for a part
-    of a row everywhere, so that the fractional solution need not have such sets."""
+    """Return sets of 2 to M - 1 holders, spread over the nodes, that are not among the `known`
+    ones: the rest of the budget may pay for a row's copies on a few ranks. In fractions it pays for
+    a part of a row everywhere, so the fractional solution need not have such sets."""
     held = {holds.tobytes() for holds in known.holds}
     spread = [copies_over_nodes(topology, copies) for copies in range(2, topology.ranks)]
     new = [holds for holds in spread if holds.tobytes() not in held]
@@ -197,10 +199,10 @@ def _some_copies(topology: Topology, known: HolderSets) -> HolderSets:
 
 
 def _within_capacity(problem: ClassProblem, memory: Floats) -> Floats:
-    """Memory [M] that stripes can keep: where rounding exceeded a capacity, or stripes, which are
-    whole rows of each width in a pattern, would, fewer rows are striped there and more elsewhere.
+    """Return the memory [M] that stripes can keep. If rounding exceeded a capacity, or stripes
+    (whole rows of each width in a pattern) would, fewer rows are striped there and more elsewhere.
 
-    Stripes leave room for their own rounding where there is enough in all.
+    Stripes leave room for their own rounding if there is enough in all.
     """
     classes = problem.classes
     rounding = sum(classes.width_memory) + classes.total_bytes / LONGEST_PERIOD
@@ -214,7 +216,7 @@ def _within_capacity(problem: ClassProblem, memory: Floats) -> Floats:
 
 
 def _listed_classes(classes: Classes, parts: Partitions, listed_share: float) -> int:
-    """How many classes, from the most accessed on, are listed where ranks differ.
+    """Return the number of classes, from the most accessed on, to list if ranks differ.
 
     Such ranks need the warmer of the cold rows on some ranks and the colder on others, which
     stripes cannot do: more rows are listed than access-bounded partitions have.

@@ -3,20 +3,21 @@
 In: a `Problem` whose classes are of one table each, on homogeneous ranks, and how many rows of each
 have one owner. Out: `Homes`, the share of each table's rows on each node. A bag takes a vector of
 each node that has any of its rows (oper/cost/vectors_per_bag.py), so that a table on one node takes
-least; but nodes whose tables are read more have more to read for others. With W_t what the rows of
-table t take the ranks of their node in an iteration, V_t what a vector of each of its bags takes a
-rank of another node, and x_t the share of its accesses that are to them, shares f take node n
+least; but nodes whose tables are read more have more to read for others. With W_t the time of the
+rows of table t for the ranks of their node in an iteration, V_t the time of a vector of each of its
+bags for a rank of another node, and x_t the share of its accesses that are to these rows, shares f
+take node n
 
     Σ_t f[t][n]·W_t  +  Σ_{m≠n} Σ_t V_t·chance(x_t·f[t][m])
 
 Tables go, most work first, to the node with least that has room for them whole; a node's own
-vectors, which its ranks need not wait for, count as work of other sign. Where none has room, the
-nodes with most room share them. Room is memory, and work up to a limit: how uneven nodes may be is
-tried out, from evenly filled ones to none but whole tables, and so are all tables on a number of
-nodes each. The best of these is improved: parts of tables move between the slowest node and others,
-and whole tables change places, while that helps. Rows of tables that are not pooled cost the ranks
-of other nodes the same wherever they lie there: they begin on all nodes alike, and parts of them
-move as well.
+vectors, which its ranks need not wait for, count as work of other sign. If none has room, the nodes
+with most room share them. Room is memory, and work up to a limit: how uneven nodes may be is tried
+out, from evenly filled ones to none but whole tables, and so are all tables on a number of nodes
+each. The best of these is improved: parts of tables move between the slowest node and others, and
+whole tables change places, while that helps. Rows of tables that are not pooled cost the ranks of
+other nodes the same wherever they lie there: they begin in equal parts on all nodes, and parts of
+them move as well.
 """
 
 from dataclasses import dataclass
@@ -34,32 +35,32 @@ from oper.planner.class_placement.pooled_copies import (
 from oper.planner.problem.problem import Problem
 from oper.tables.bag_lengths import BagLengths
 
-# A table's rows are shared in so many parts at most: stripes repeat after so many rows a rank.
+# Most parts in which nodes share a table's rows: stripes repeat after this many rows a rank.
 PARTS = 64
-# How far above the mean the work of a node may be.
+# Excess over the mean that the work of a node may have.
 _UNEVEN = (0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, np.inf)
 
 
 @dataclass(frozen=True)
 class Homes:
-    """`shares[t, n]` of the rows of table t with one owner lie on node n, [T, N]. seconds: what the
-    slowest node's ranks take for all of them."""
+    """Homes of pooled tables: `shares[t, n]` of the rows of table t with one owner lie on node n,
+    [T, N]. seconds: time of the slowest node's ranks for all of these rows."""
 
     shares: Floats
     seconds: float
 
     def of_ranks(self, node_of: Ints) -> Floats:
-        """The share of each rank, [T, M], of a node's equal ones."""
-        found: Floats = self.shares[:, node_of] / np.bincount(node_of)[node_of]
-        return found
+        """Return the share of each rank, [T, M]: an equal part of its node's."""
+        rank_shares: Floats = self.shares[:, node_of] / np.bincount(node_of)[node_of]
+        return rank_shares
 
 
 def choose_homes(
     problem: Problem, lengths: BagLengths, single: Ints, room: float, improve: bool = True
 ) -> Homes:
-    """The homes with which the slowest node takes least; `single[c]` rows of each class have one
-    owner, and each node has `room` bytes for them. Without `improve` they are a draft, as is enough
-    to compare copies by."""
+    """Return the homes with which the slowest node takes least; `single[c]` rows of each class have
+    one owner, and each node has `room` bytes for them. Without `improve` they are a draft, which is
+    enough to compare copies by."""
     nodes = problem.topology.nodes
     if not single.any():  # no row needs a home
         return Homes(np.full((lengths.tables, nodes), 1 / nodes), 0.0)
@@ -68,7 +69,7 @@ def choose_homes(
     bags = VectorsPerBag(lengths)
 
     of_tables = _Tables(work, away, memory, share, vectors, bags)
-    work = np.where(vectors > 0, work, 0.0)  # of those that have homes
+    work = np.where(vectors > 0, work, 0.0)  # of the tables with homes
 
     whole = vectors * bags.chances(np.clip(share, 0.0, 1.0)[:, None])[:, 0]
     uneven_work = np.where(work > 0, np.maximum(np.abs(work - whole), 1e-3 * work), 0.0)
@@ -88,7 +89,7 @@ def choose_homes(
 
 @dataclass(frozen=True)
 class _Tables:
-    """What `_of_tables` finds, and the seconds of vectors for all bags of each table, [T]."""
+    """Figures of each table from `_of_tables`, and the seconds of vectors for all its bags, [T]."""
 
     work: Floats
     away: Floats
@@ -98,13 +99,14 @@ class _Tables:
     bags: VectorsPerBag
 
     def vector_seconds(self, shares: Floats) -> Floats:
-        """What vectors, or rows, from nodes with these shares of the tables' rows take, [T, N]."""
+        """Return the seconds for vectors, or rows, from nodes with these shares of the tables'
+        rows, [T, N]."""
         chances = self.bags.chances(np.clip(self.share[:, None] * shares, 0.0, 1.0))
-        found: Floats = self.vectors[:, None] * chances + self.away[:, None] * shares
-        return found
+        seconds: Floats = self.vectors[:, None] * chances + self.away[:, None] * shares
+        return seconds
 
     def slowest(self, shares: Floats) -> float:
-        """The seconds of the slowest node."""
+        """Return the seconds of the slowest node."""
         of_node = self.vector_seconds(shares).sum(axis=0)
         return float((dot(self.work, shares) + of_node.sum() - of_node).max())
 
@@ -112,9 +114,9 @@ class _Tables:
 def _of_tables(
     problem: Problem, lengths: BagLengths, single: Ints
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Of each table's rows with one owner, [T]: the seconds that they take each rank of their node,
-    the mean, and each of other nodes, beside vectors; their bytes of memory; and their share of the
-    accesses."""
+    """Return four figures of each table's rows with one owner, [T]: their seconds for each rank of
+    their node (the mean) and for each rank of other nodes, both without vectors; their bytes of
+    memory; and their share of the accesses."""
     classes, topology = problem.classes, problem.topology
     table, tables = table_of_class(classes), lengths.tables
     mates = np.array(topology.node_of) == topology.node_of[0]
@@ -133,11 +135,12 @@ def _of_tables(
 
 
 def _filled(work: Floats, memory: Floats, nodes: int, most: float, room: float) -> Floats:
-    """Shares [T, N] with at most `most` work a node, and `room` bytes, as far as they have that."""
+    """Return shares [T, N] with at most `most` work and `room` bytes a node, as far as nodes have
+    room."""
     shares = np.zeros((len(work), nodes))
     load, held = np.zeros(nodes), np.zeros(nodes)
     for t in np.argsort(-work, kind="stable").tolist():
-        if work[t] == 0:  # what has no home, or is never read
+        if work[t] == 0:  # tables without a home, or never read
             shares[t] = _over_nodes(memory[t], np.maximum(room - held, 0.0))
             held += memory[t] * shares[t]
             continue
@@ -151,7 +154,7 @@ def _filled(work: Floats, memory: Floats, nodes: int, most: float, room: float) 
             parts = np.floor((parts - shares[t]) * PARTS + 1e-9)
             node = int(parts.argmax())
             take = int(min(parts[node], left))
-            if take < 1:  # of what fits nowhere, a part at a time to the node with least work
+            if take < 1:  # no room: a part at a time to the node with the least work
                 full = held + memory[t] * shares[t] > room
                 node, take = int(np.where(full, np.inf, load + work[t] * shares[t]).argmin()), 1
             shares[t, node] += take / PARTS
@@ -162,7 +165,8 @@ def _filled(work: Floats, memory: Floats, nodes: int, most: float, room: float) 
 
 
 def _over_nodes(memory: float, room: Floats) -> Floats:
-    """Shares [N] of all nodes alike, or where that does not fit by the room that they have."""
+    """Return equal shares [N] of all nodes, or, if these do not fit, shares by the room of the
+    nodes."""
     nodes = len(room)
     even: Floats = np.full(nodes, 1 / nodes)
     if (memory / nodes <= room).all() or not room.any():
@@ -174,7 +178,7 @@ def _over_nodes(memory: float, room: Floats) -> Floats:
 
 
 def _spread(work: Floats, memory: Floats, nodes: int, spread: int, room: float) -> Floats:
-    """Shares [T, N] with each table on so many nodes, those with least work so far."""
+    """Return shares [T, N] with each table on `spread` nodes, the ones with least work so far."""
     shares = np.zeros((len(work), nodes))
     load, held = np.zeros(nodes), np.zeros(nodes)
     for t in np.argsort(-work, kind="stable").tolist():
@@ -195,7 +199,7 @@ _GAIN = 1e-6  # relative, that a step must bring
 
 
 def _improved(tables: _Tables, shares: Floats, room: float) -> Floats:
-    """Shares [T, N] after moves of parts of tables and exchanges of whole ones."""
+    """Return the shares [T, N] after moves of parts of tables and exchanges of whole ones."""
     shares = shares.copy()
     for _ in range(_STEPS):
         least = tables.slowest(shares) * (1 - _GAIN)
@@ -210,24 +214,24 @@ def _improved(tables: _Tables, shares: Floats, room: float) -> Floats:
 
 
 def _others(times: Floats, node: int) -> Floats:
-    """The largest of `times` [N] beside `node` and each other one, [N]."""
+    """Return the largest of `times` [N] without `node` and each other one, [N]."""
     rest = times.copy()
     rest[node] = -np.inf
     order = np.argsort(-rest, kind="stable")
-    found = np.full(len(times), rest[order[0]])
-    found[order[0]] = rest[order[1]] if len(times) > 1 else -np.inf
-    return found
+    largest = np.full(len(times), rest[order[0]])
+    largest[order[0]] = rest[order[1]] if len(times) > 1 else -np.inf
+    return largest
 
 
 def _best_move(tables: _Tables, shares: Floats, room: float) -> tuple[float, Floats]:
-    """The best move of a part of a table from or to the slowest node: its slowest node's seconds,
-    and the shares after it."""
+    """Return the best move of a part of a table from or to the slowest node: its slowest node's
+    seconds, and the shares after it."""
     vectors = tables.vector_seconds(shares)
     net = dot(tables.work, shares) - vectors.sum(axis=0)  # T but for all vectors
     node, total = int(net.argmax()), float(vectors.sum())
     held = dot(tables.memory, shares)
     others = _others(net, node)
-    found, best = np.inf, shares
+    least, best = np.inf, shares
     for sign in (-1, 1):
         from_ = shares[:, [node]] if sign < 0 else shares  # [T, 1 or N]
         for fraction in _FRACTIONS:
@@ -245,37 +249,39 @@ def _best_move(tables: _Tables, shares: Floats, room: float) -> tuple[float, Flo
             some &= (held[node] + moved <= room) | (moved <= 0)
             some &= (held - moved <= room) | (moved >= 0)
             slowest = np.where(some, slowest, np.inf)
-            if slowest.min() < found:
-                found = float(slowest.min())
+            if slowest.min() < least:
+                least = float(slowest.min())
                 t, other = np.unravel_index(int(slowest.argmin()), slowest.shape)
                 best = shares.copy()
                 best[t, node] = here[t, other]
                 best[t, other] = there[t, other]
-    return found, best
+    return least, best
 
 
 def _best_exchange(tables: _Tables, shares: Floats, room: float) -> tuple[float, Floats]:
-    """The best exchange of two whole tables, one of the slowest node: its slowest node's seconds,
-    and the shares after it."""
+    """Return the best exchange of two whole tables, one of the slowest node: its slowest node's
+    seconds, and the shares after it."""
     vectors = tables.vector_seconds(shares)
     net = dot(tables.work, shares) - vectors.sum(axis=0)
     node, total = int(net.argmax()), float(vectors.sum())
     home = np.where(shares.max(axis=1) == 1.0, shares.argmax(axis=1), -1)
-    mine = np.flatnonzero((home == node) & (tables.work > 0))
-    theirs = np.flatnonzero((home >= 0) & (home != node) & (tables.work > 0))
-    if not len(mine) or not len(theirs):
+    tables_here = np.flatnonzero((home == node) & (tables.work > 0))
+    tables_elsewhere = np.flatnonzero((home >= 0) & (home != node) & (tables.work > 0))
+    if not len(tables_here) or not len(tables_elsewhere):
         return np.inf, shares
     alone = tables.work - vectors.max(axis=1)  # of a whole table, to its node
-    change = alone[theirs] - alone[mine][:, None]
+    change = alone[tables_elsewhere] - alone[tables_here][:, None]
     held, memory = dot(tables.memory, shares), tables.memory
-    slowest = np.maximum(net[node] + change, net[home[theirs]] - change)
-    slowest = np.maximum(slowest, _others(net, node)[home[theirs]]) + total
-    more = memory[theirs] - memory[mine][:, None]
+    slowest = np.maximum(net[node] + change, net[home[tables_elsewhere]] - change)
+    slowest = np.maximum(slowest, _others(net, node)[home[tables_elsewhere]]) + total
+    more = memory[tables_elsewhere] - memory[tables_here][:, None]
     fits = ((held[node] + more <= room) | (more <= 0)) & (
-        (held[home[theirs]] - more <= room) | (more >= 0)
+        (held[home[tables_elsewhere]] - more <= room) | (more >= 0)
     )
     slowest = np.where(fits, slowest, np.inf)
     first, second = np.unravel_index(int(slowest.argmin()), slowest.shape)
     best = shares.copy()
-    best[[mine[first], theirs[second]]] = shares[[theirs[second], mine[first]]]
+    best[[tables_here[first], tables_elsewhere[second]]] = shares[
+        [tables_elsewhere[second], tables_here[first]]
+    ]
     return float(slowest.min()), best

@@ -4,12 +4,12 @@ In: `ClassProblem`, of C classes on M ranks. Out: `ClassPlacement`. Greedy place
 partitions whole. They are split afterwards: only rows so hot that they decide a rank's load stay on
 the rank that it chose, all others are split over the ranks class by class, which is more even.
 
-On many nodes the hottest rows share nodes, and the others go where least work is. Rows are cheaper
-to read near by, so a rank whose hot row takes it long gets faster if its node serves more of
-everything (`bounds/node_loads_bound.py`). One such rank a node would need that of every node: so
-the M hottest rows fill one node after the other, a row on each rank. With relays a row is read, in
-all other nodes, by the rank at its owner's position: there the ranks of a position share what they
-read between nodes, and hot rows are spread over positions.
+On many nodes the hottest rows share nodes, and the others go to the rank with the least work.
+Nearby rows are cheaper to read, so a rank whose hot row takes it long gets faster if its node
+serves more of everything (`bounds/node_loads_bound.py`). One such rank a node would need that of
+every node: so the M hottest rows fill one node after the other, a row on each rank. With relays a
+row is read, in all other nodes, by the rank at its owner's position: there the ranks of a position
+share their reads between nodes, and hot rows are spread over positions.
 """
 
 import heapq
@@ -31,7 +31,7 @@ HOT_SHARE = 1 / 64
 
 
 def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
-    """The class placement for ranks with equal links and capacities."""
+    """Return the class placement for ranks with equal links and capacities."""
     classes, workload = problem.classes, problem.workload
     ranks, asked = problem.ranks, problem.asked
     sets, replicas, load = choose_replicas(problem)
@@ -44,15 +44,15 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     traffic = classes.traffic_bytes(workload)
     hot = traffic * ranks > HOT_SHARE * float(dot(traffic, classes.rows))
     counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
-    own = counts[:, :ranks]
-    own[hot] = placed[hot]
+    owned = counts[:, :ranks]
+    owned[hot] = placed[hot]
     if isinstance(problem.topology, RelayedTopology):
         node_bytes = classes.row_sums.node_bytes[:, 0]
-        own[hot] = place_by_position(listed[hot], node_bytes[hot], problem.topology)
+        owned[hot] = place_by_position(listed[hot], node_bytes[hot], problem.topology)
     elif problem.topology.nodes > 1 and ranks > MANY_RANKS:
-        own[hot] = place_by_node(listed[hot], traffic[hot], problem.topology, load)
-    load = dot(traffic, own) + load
-    own[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
+        owned[hot] = place_by_node(listed[hot], traffic[hot], problem.topology, load)
+    load = dot(traffic, owned) + load
+    owned[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
     counts[:, ranks:] = replicas
     return ClassPlacement(
         step="greedy",
@@ -66,8 +66,9 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
 
 
 def place_by_position(rows: Ints, traffic: Floats, topology: Topology) -> Ints:
-    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each: hottest
-    first, to the position in the nodes whose ranks have least, and there to the rank with least."""
+    """Return the rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes
+    each: hottest first, at the position in the nodes whose ranks have least, and there on the rank
+    with least."""
     nodes = topology.nodes
     by_position = np.argsort(topology.node_of, kind="stable").reshape(nodes, -1).T
     counts = np.zeros((len(rows), topology.ranks), dtype=np.int64)
@@ -84,8 +85,8 @@ def place_by_position(rows: Ints, traffic: Floats, topology: Topology) -> Ints:
 
 
 def place_by_node(rows: Ints, traffic: Floats, topology: Topology, load: Floats) -> Ints:
-    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each; ranks
-    have `load` [M] bytes already, of hotter rows."""
+    """Return the rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes
+    each; ranks have `load` [M] bytes already, of hotter rows."""
     counts = np.zeros((len(rows), topology.ranks), dtype=np.int64)
     order = np.argsort(-traffic, kind="stable")
     hottest_first = np.repeat(order, rows[order]).tolist()

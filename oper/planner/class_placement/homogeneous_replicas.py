@@ -1,18 +1,18 @@
-"""Which rows to replicate on homogeneous ranks (§4.3), decided by the objective.
+"""Rows to replicate on homogeneous ranks (§4.3), decided by the objective.
 
-In: `ClassProblem`. Out: holder sets, and how many rows of each class have each. Averaged over
-homogeneous ranks, a row's part of T depends only on how many copies it has:
+In: `ClassProblem`. Out: holder sets, and the number of rows of each class in each. Averaged over
+homogeneous ranks, a row's part of T depends only on its number of copies:
 
 * inference, n ranks a node, M ranks, weight w = S·R: one copy for each further node gains
   w·(n·L_inter - (n-1)·L_intra)/M, each further copy inside the nodes w·L_intra/M;
   with relays (oper/topology/relays.py) reads between nodes have a weight of their own, and gains
   are those of `relayed_copies` (oper/planner/lp/pricing.py);
 * training: a copy on every rank replaces (R + D)·S over the links and at the owner by the
-  AllReduce and the step: `gain` below, positive only where replication pays (the printed rule
+  AllReduce and the step: `gain` below, positive only if replication pays (the printed rule
   compares all ranks' fetches with one rank's AllReduce, and is off by a factor of M).
 
-What is left is a knapsack: hottest rows per byte first, within the extra memory, and only while
-it pays. Rows that do not fit are left out, so that smaller ones fill the rest.
+The rest is a knapsack: hottest rows per byte first, within the extra memory, and only while copies
+pay. Rows that do not fit are skipped, so that smaller rows fill the rest.
 """
 
 from dataclasses import dataclass, replace
@@ -58,8 +58,9 @@ class Levels:
 
 
 class Replicas(NamedTuple):
-    """G holder sets, the M single owners first; how many `rows` of each of the C classes have each
-    of the others, [C, G - M]; and the weight that every rank serves of rows with a few copies."""
+    """G holder sets, the M single owners first; the number of `rows` of each of the C classes in
+    each of the others, [C, G - M]; and the weight of rows with a few copies that every rank
+    serves."""
 
     sets: HolderSets
     rows: Ints
@@ -67,7 +68,7 @@ class Replicas(NamedTuple):
 
 
 def choose_replicas(problem: ClassProblem) -> Replicas:
-    """The replicas of all classes."""
+    """Return the replicas of all classes."""
     needed = np.ones(len(problem.classes), dtype=np.int64)
     if problem.asked.balance == "time":
         needed = copies_needed(problem)
@@ -77,13 +78,13 @@ def choose_replicas(problem: ClassProblem) -> Replicas:
     few = few_copies(problem, rows, needed)
     columns = np.zeros((len(rows), len(few.sets)), dtype=np.int64)
     columns[few.class_of, np.arange(len(few.sets))] = 1
-    found = _spend_rest(problem, sets + few.sets, np.concatenate([replicas, columns], axis=1))
-    return Replicas(*found, few.load)
+    replicated = _spend_rest(problem, sets + few.sets, np.concatenate([replicas, columns], axis=1))
+    return Replicas(*replicated, few.load)
 
 
 def _levels(problem: ClassProblem, needed: Ints) -> Levels:
-    """How many rows of each class are replicated once a node or everywhere; all others have the
-    copies that they need, [C]."""
+    """Return the number of rows of each class to replicate once a node and everywhere; all other
+    rows have the copies that they need, [C]."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     budget = problem.budget_bytes
     if not workload.training:
@@ -108,7 +109,7 @@ def _levels(problem: ClassProblem, needed: Ints) -> Levels:
 def replica_sets(
     classes: Classes, topology: Topology, workload: Workload, levels: Levels
 ) -> tuple[HolderSets, Ints]:
-    """The sets, single owners first, that `levels` need, and the rows that have them."""
+    """Return the sets, single owners first, that `levels` need, and the rows that have them."""
     sets = single_owner_sets(topology.ranks)
     columns = []
     if levels.node.any():
@@ -125,9 +126,9 @@ def replica_sets(
 
 
 def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tuple[HolderSets, Ints]:
-    """Spend what is left of the budget, too little for a row on all ranks or nodes, on the row with
-    one owner that is read most per byte: in inference it may have copies on a few ranks, as far as
-    they save something."""
+    """Spend the rest of the budget, too little for a row on all ranks or nodes, on the row with one
+    owner that is read most per byte: in inference it may have copies on a few ranks, as far as they
+    save time."""
     classes, topology = problem.classes, problem.topology
     extra = (sets.copies[topology.ranks :] - 1) * classes.m[:, None]
     left = problem.budget_bytes - float((extra * replicas).sum())
@@ -148,27 +149,28 @@ def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tupl
 
 
 def single_seconds(classes: Classes, topology: Topology, workload: Workload) -> Floats:
-    """A row's part of the mean T with one owner, [C]: what its owner and its readers pay for it,
-    the mean over owners (traffic.py)."""
+    """Return a row's part of the mean T with one owner, [C]: the seconds that its owner and its
+    readers pay for it, the mean over owners (traffic.py)."""
     return classes.traffic(topology, workload).mean_owner_seconds
 
 
 def everywhere_seconds(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> Floats:
-    """A row's part of the mean T with a copy on every rank, [C], the latency left out."""
-    each, own = classes.row_sums, Charges.of(topology).mean_memory_seconds
-    seconds = own * each.memory_read_bytes
+    """Return a row's part of the mean T with a copy on every rank, [C], without the latency."""
+    sums, per_byte = classes.row_sums, Charges.of(topology).mean_memory_seconds
+    seconds = per_byte * sums.memory_read_bytes
     if workload.training:
-        seconds = seconds + own * each.union_bytes
-        seconds = seconds + allreduce_cost(topology, method).row_seconds(each)
+        seconds = seconds + per_byte * sums.union_bytes
+        seconds = seconds + allreduce_cost(topology, method).row_seconds(sums)
     return seconds
 
 
 def training_levels(
     classes: Classes, topology: Topology, workload: Workload, method: Method, budget_bytes: float
 ) -> Levels:
-    """Replicate everywhere, by gain per byte, while the gain is positive and the budget lasts."""
+    """Replicate rows everywhere, by gain per byte, while the gain is positive and the budget
+    lasts."""
     none = np.zeros(len(classes), dtype=np.int64)
     if method == "none" or topology.ranks == 1:
         return Levels(none, none)
@@ -184,8 +186,8 @@ def training_levels(
 
 @dataclass(frozen=True)
 class SavedByCopies:
-    """What copies save per byte, [C], of any unit: those in the other nodes, and then those on all
-    ranks."""
+    """Savings per byte of copies, [C], in any unit: of copies in the other nodes, and then of
+    copies on all ranks."""
 
     nodes: Floats
     ranks: Floats
@@ -201,7 +203,7 @@ def _all_read(classes: Classes) -> Classes:
 
 
 def saved_by_copies(classes: Classes, topology: Topology) -> SavedByCopies:
-    """What copies save of T, in inference."""
+    """Return the part of T that copies save in inference."""
     if isinstance(topology, PooledTopology) and not np.all(classes.pooled):
         pooled, others = (_of_mean(classes, each) for each in (topology, topology.unpooled))
         return SavedByCopies(
@@ -216,7 +218,7 @@ def saved_by_copies(classes: Classes, topology: Topology) -> SavedByCopies:
 
 
 def _of_mean(classes: Classes, topology: Topology) -> SavedByCopies:
-    """What copies save of the mean rank's seconds, of rows that are all fetched in one way."""
+    """Return the mean rank's seconds that copies save, for rows that are all fetched in one way."""
     if not isinstance(topology, RelayedTopology):
         per_node = topology.ranks // topology.nodes
         further_node = PairSeconds.of(topology).saved_by_further_node(per_node) / topology.ranks
@@ -224,21 +226,21 @@ def _of_mean(classes: Classes, topology: Topology) -> SavedByCopies:
         return SavedByCopies(saved.nodes * further_node, saved.ranks * further_node)
     even = DualPrices(np.full(topology.ranks, 1 / topology.ranks), np.zeros(topology.ranks), 0.0)
     _, of_rank, of_node = relayed_copies(topology, even)
-    each = classes.row_sums
+    sums = classes.row_sums
     once, a_node, everywhere = (
-        each.read_bytes * of_rank[n] + each.node_bytes[:, 0] * of_node[n] for n in range(3)
+        sums.read_bytes * of_rank[n] + sums.node_bytes[:, 0] * of_node[n] for n in range(3)
     )
     nodes = (once - a_node) / (topology.nodes - 1) / classes.m
     ranks = (a_node - everywhere) / (topology.ranks - topology.nodes) / classes.m
-    # Where the later ones save more per byte, both are made together or not at all.
+    # If the later ones save more per byte, both are made together or not at all.
     both = (once - everywhere) / (topology.ranks - 1) / classes.m
     later = ranks > nodes
     return SavedByCopies(np.where(later, both, nodes), np.where(later, both, ranks))
 
 
 def by_weight(classes: Classes, ratio: float) -> SavedByCopies:
-    """What copies save where that is in proportion to a row's weight: on all ranks `ratio` (0 to 1)
-    of what they save in the other nodes."""
+    """Return the savings of copies if they are in proportion to a row's weight: copies on all ranks
+    save `ratio` (0 to 1) of the savings of copies in the other nodes."""
     density = classes.S * classes.R / classes.m
     return SavedByCopies(density, density * ratio)
 
@@ -250,8 +252,8 @@ def inference_levels(
     budget_bytes: float,
     needed: Ints | int = 1,
 ) -> Levels:
-    """Fill the budget with copies in order of what they save per byte: a class comes once for its
-    copies in the other nodes, and once for those on all ranks. Rows of class c have `needed[c]`
+    """Fill the budget with copies in order of their savings per byte: a class comes once for its
+    copies in the other nodes, and once for copies on all ranks. Rows of class c have `needed[c]`
     copies at least, on different nodes."""
     ranks, nodes = topology.ranks, topology.nodes
     needed = np.broadcast_to(needed, len(classes))
@@ -276,8 +278,9 @@ def inference_levels(
 
 
 def time_ratio(topology: Topology) -> float:
-    """Gain per copy inside the nodes over gain per copy for a further node (time, inference); 1
-    where the first are no smaller, as where links inside nodes are the slower ones."""
+    """Return the gain per copy inside the nodes over the gain per copy for a further node (time,
+    inference); 1 if the former is no smaller, for example if links inside nodes are the slower
+    ones."""
     pairs = PairSeconds.of(topology)
     further_node = pairs.saved_by_further_node(topology.ranks // topology.nodes)
     if further_node <= pairs.saved_inside_node:
@@ -288,13 +291,14 @@ def time_ratio(topology: Topology) -> float:
 def link_levels(
     classes: Classes, topology: Topology, workload: Workload, budget_bytes: float
 ) -> Levels:
-    """Levels at which the pairs inside a node cost as much as the pairs across (§6, Fig. 8b).
+    """Return the levels at which the pairs inside a node cost as much as the pairs across (§6, Fig.
+    8b).
 
-    With one owner, all readers pull the same bytes, so pairs differ as their links do; copies
-    once a node take bytes from the pairs across and give them to the pairs inside, copies on all
-    ranks take them from both. Where no ratio evens them out, the pairs across stay dearer, and
-    copies once a node alone make them as cheap as the budget can. With relays the pairs across are
-    those that relays read by, and the pairs inside pass the rows of all nodes.
+    With one owner, all readers pull the same bytes, so pairs differ as their links do; copies once
+    a node take bytes from the pairs across and give them to the pairs inside, copies on all ranks
+    take them from both. If no ratio evens them out, the pairs across stay dearer, and copies once a
+    node alone make them as cheap as the budget can. With relays the pairs across are those that
+    relays read by, and the pairs inside pass the rows of all nodes.
     """
     intra, inter, _ = PairSeconds.of(topology)
     ranks, per_node = topology.ranks, topology.ranks // topology.nodes
@@ -339,7 +343,7 @@ def link_levels(
         demoted[heaviest[::-1]] = np.clip(np.ceil((price - before) / freed), 0, left)
         shift = per_cold_byte * float(dot(weight, demoted))
         shift += inter / ranks * float(dot(across - weight, demoted))
-    # Where too few rows are left to pay for that, the lightest of those promoted are not.
+    # If too few rows are left to pay for that, the lightest promoted rows are not promoted.
     more = np.full(len(classes), float(ranks - topology.nodes)) * classes.m
     once = (topology.nodes - 1) * classes.m
     spent = dot(more, promoted) - dot(once, demoted) + dot(once, levels.node)
@@ -354,7 +358,7 @@ def link_levels(
 
 
 def _fill(price: Floats, rows: Ints, budget_bytes: float) -> Ints:
-    """How many rows of each entry fit, in order, each at `price` bytes a row."""
+    """Return the number of rows of each entry that fit, in order, each at `price` bytes a row."""
     taken = np.zeros(len(rows), dtype=np.int64)
     spent = np.cumsum(price * rows)
     whole = int(np.searchsorted(spent, budget_bytes, side="right"))

@@ -1,4 +1,4 @@
-"""The mixed integer programme over classes: which holder sets get how many whole rows.
+"""The mixed integer programme over classes: the number of whole rows in each holder set.
 
 In: `ItemsToPlace` of one memory or of several: the items to keep whole, holder sets, the limits.
 Out: `WholeRows` of each.
@@ -52,7 +52,7 @@ class ItemsToPlace:
 
     @property
     def total(self) -> Floats:
-        """What the variables of each item sum to, [B]."""
+        """Sum of each item's variables, [B]."""
         return np.where(self.whole, self.memory.rows.rows, 1.0)
 
     @property
@@ -61,7 +61,7 @@ class ItemsToPlace:
         return self.memory.rows.total_bytes / self.memory.topology.ranks or 1.0
 
     def seconds(self) -> Floats:
-        """What each rank takes for one row of each variable, [N, M]."""
+        """Return each rank's seconds for one row of each variable, [N, M]."""
         items, topology, _, _ = self.memory
         ranks, (b, g) = topology.ranks, self.columns
         seconds = items.traffic(topology).set_seconds(b, self.sets, g, read_by_read=True)
@@ -71,7 +71,8 @@ class ItemsToPlace:
         return seconds
 
     def memory_uses(self) -> Floats:
-        """What one row of each variable uses of the capacities and the budget, [N, M + 1]."""
+        """Return the use of the capacities and the budget, [N, M + 1], by one row of each
+        variable."""
         b, g = self.columns
         memory = self.memory.rows.memory_bytes[b, None]
         copies = self.sets.copies[g, None] - 1
@@ -94,8 +95,8 @@ def place_whole(
 ) -> WholeRows | None:
     """Place the items of all memories.
 
-    The solver stops at `relative_gap`; `scale_seconds` is about what T will be, as its tolerances
-    are absolute. None where it finds no placement within that many nodes.
+    The solver stops at `relative_gap`; `scale_seconds` is about T, because the solver's tolerances
+    are absolute. None if it finds no placement within that many nodes.
     """
     ranks = placed[0].memory.topology.ranks
     second = scale_seconds or 1.0
@@ -109,7 +110,7 @@ def place_whole(
     limit = np.concatenate(
         [np.zeros(ranks), *(np.array(n) / of.byte for n, of in zip(limits, placed, strict=True))]
     )
-    each = block_diag(
+    all_placed = block_diag(
         [
             csr_array((np.ones(n), (of.columns[0], np.arange(n))), shape=(len(of.total), n))
             for n, of in zip(columns, placed, strict=True)
@@ -119,7 +120,7 @@ def place_whole(
     whole = np.concatenate([of.whole[of.columns[0]] for of in placed])
     most = np.concatenate([of.total[of.columns[0]] for of in placed])
     with standard_streams.native_output_dropped():
-        found = milp(
+        solution = milp(
             np.concatenate([np.zeros(sum(columns)), [1.0]]),
             integrality=np.concatenate([whole, [False]]).astype(np.int64),
             bounds=Bounds(0.0, np.concatenate([most, [np.inf]])),
@@ -128,7 +129,7 @@ def place_whole(
                     [
                         times,
                         hstack([block_diag(memory), nothing]),
-                        hstack([each, csr_array((each.shape[0], 1))]),
+                        hstack([all_placed, csr_array((all_placed.shape[0], 1))]),
                     ]
                 ),
                 np.concatenate([np.full(len(limit), -np.inf), total]),
@@ -136,15 +137,15 @@ def place_whole(
             ),
             options={"node_limit": nodes, "mip_rel_gap": relative_gap},
         )
-    if found.x is None:
+    if solution.x is None:
         return None
     rows = []
     for n, of in enumerate(placed):
-        x = found.x[sum(columns[:n]) : sum(columns[: n + 1])]
+        x = solution.x[sum(columns[:n]) : sum(columns[: n + 1])]
         whole_rows = of.whole[of.columns[0]]
         in_sets = np.zeros(of.usable.shape)
         in_sets[of.columns] = np.where(whole_rows, np.rint(x), np.maximum(x, 0.0)) * of.unit
         rows.append(in_sets)
     latency = sum(of.memory.rows.latency for of in placed)
-    bound = max(float(found.mip_dual_bound), 0.0)
-    return WholeRows(tuple(rows), found.x[-1] * second + latency, bound * second + latency)
+    bound = max(float(solution.mip_dual_bound), 0.0)
+    return WholeRows(tuple(rows), solution.x[-1] * second + latency, bound * second + latency)

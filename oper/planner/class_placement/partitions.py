@@ -36,13 +36,15 @@ class Partitions:
         return len(self.bytes)
 
     def floor(self, accesses: Ints) -> Ints:
-        """Least accesses of a row in each listed partition, for classes of `accesses` [C]."""
+        """Return the least accesses of a row in each listed partition, for classes of `accesses`
+        [C]."""
         listed = int(self.listed.sum())
         last = np.searchsorted(self.run_partition, np.arange(listed), side="right") - 1
         return accesses[self.run_class[last]]
 
     def summary(self) -> PartitionSummary:
-        """How many of each kind there are, and what the access-bounded ones hold, as shares."""
+        """Return the number of partitions of each kind, and the bytes and accesses of the
+        access-bounded ones as shares."""
         bounded = self.access_bounded
         return PartitionSummary(
             threshold=self.threshold,
@@ -56,8 +58,9 @@ class Partitions:
 
     @cached_property
     def listed(self) -> NDArray[np.bool_]:
-        """Whether a partition's rows are listed one by one, [P]: up to the last access-bounded
-        one. The others are striped. With one width the two kinds do not interleave anyway."""
+        """Mask of the partitions whose rows are listed one by one, [P]: all up to the last
+        access-bounded one. The others are striped. With one width the two kinds do not interleave
+        anyway."""
         last = np.flatnonzero(self.access_bounded)
         return np.arange(len(self)) <= (last[-1] if len(last) else -1)
 
@@ -65,10 +68,11 @@ class Partitions:
 @lru_cache(maxsize=4)
 def partitions(classes: Classes, threshold: float) -> Partitions:
     """Cut the rows of `classes` at `threshold`, a share of all bytes and of all accesses; the same
-    object while few cuts are in use, as each step of a plan asks for those of its threshold."""
+    object while few cuts are in use, because each step of a plan asks for those of its
+    threshold."""
     limit_bytes = max(int(threshold * classes.total_bytes), 1)
     limit_accesses = max(int(threshold * classes.total_accesses), 1)
-    # Equal partitions follow each other where a class has many rows: one run stands for all.
+    # Equal partitions follow each other if a class has many rows: one run stands for all.
     runs, closed = native.ops().cut_partitions(
         as_int64(classes.rows),
         as_int64(classes.m),

@@ -16,7 +16,7 @@ from oper.planner.problem.problem import ClassProblem
 from oper.topology.nearly_alike import as_alike
 from oper.topology.pooled_links import PooledTopology
 
-# Share of all rows that are listed one by one where ranks differ: half a byte a row in the map.
+# Share of all rows that are listed one by one if ranks differ: half a byte a row in the map.
 LISTED_SHARE = 1 / 8
 
 
@@ -37,10 +37,11 @@ def by_programme(problem: ClassProblem) -> bool:
 def place_classes(
     problem: ClassProblem, listed_share: float = LISTED_SHARE, whole: bool = False
 ) -> ClassPlacement:
-    """The class placement with the least mean time over the AllReduce methods (one in inference).
+    """Return the class placement with the least mean time over the AllReduce methods (one in
+    inference).
 
-    Where a programme places them, `listed_share` of all rows are listed, and with `whole` hot rows
-    are kept whole by a mixed integer programme; elsewhere the partitions decide.
+    If a programme places them, `listed_share` of all rows are listed, and with `whole` hot rows are
+    kept whole by a mixed integer programme; otherwise the partitions decide.
     """
     if by_programme(problem):
         return place_on_heterogeneous(problem, listed_share, whole)
@@ -48,8 +49,8 @@ def place_classes(
 
 
 def place_replicas(problem: ClassProblem) -> tuple[HolderSets, Ints]:
-    """The holder sets, and the rows of each class in those of several ranks, [C, G]; rows with one
-    owner are left out, as only the others take part in an AllReduce."""
+    """Return the holder sets, and the rows of each class in sets of several ranks, [C, G]; rows
+    with one owner are left out because they take no part in an AllReduce."""
     if by_programme(problem):
         placement = place_on_heterogeneous(problem, LISTED_SHARE)
         several = np.flatnonzero(placement.holder_sets.copies > 1)

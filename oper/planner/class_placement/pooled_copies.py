@@ -1,26 +1,27 @@
-"""Which rows of pooled tables to copy, and what any placement costs.
+"""Rows of pooled tables to copy, and a lower bound on the cost of any placement.
 
 In: a `Problem` whose classes are of one table each, on homogeneous ranks. Out: `PooledCopies`.
-With one owner a row costs the ranks its reads and gradients within its owner's node, and its table
-costs vectors: of the share x of the table's accesses that are to rows with one owner, chance(x) a
-bag at the least, where they lie on one node (oper/cost/vectors_per_bag.py). That is concave in x,
-so that a table pays for nearly a whole vector until nearly all of its accesses are local: tables
-are copied whole, or only as far as copies pay within nodes. Tables that are not pooled have no
-vectors, and links between nodes cost their rows as always. Of a table the rows with most gain per
-access come first; what they gain is concave too, and between two of them linear, so that the best x
-is where a class ends, and is found by looking at every end.
+
+A row with one owner costs the ranks its reads and gradients within its owner's node, and its table
+costs vectors: if the share x of the table's accesses goes to rows with one owner, at least
+chance(x) vectors per bag, reached if these rows lie on one node (oper/cost/vectors_per_bag.py).
+That is concave in x, so a table pays for nearly a whole vector until nearly all of its accesses are
+local: tables are copied whole, or only as far as copies pay within nodes. Tables that are not
+pooled have no vectors, and links between nodes cost their rows as always. Of a table the rows with
+the largest gain per access come first; their gain is concave too, and linear between two rows, so
+the best x is at the end of a class, and is found by trying every end.
 
 Copies are of two kinds: one on each of the N nodes, which spares all vectors, or on all M ranks, in
-training by one of the AllReduce methods; which kinds a plan has decides what waits it has. In
-inference other numbers of copies, k on q of the nodes, are in the bound alone. With q_r nodes for
-each row, vectors are fewest where rows are missing on the same nodes, V/N · Σ_j chance(share of
-rows with q_r ≤ N - j) over j from 1 to N - 1; and a straight line from q = 1 that is nowhere above
-what copies cost beside has that cost linear in q. So each j is the same problem by itself, whose
-best set is copied to all nodes at the end of that line.
+training by one of the AllReduce methods; the kinds in a plan decide its waits. In inference other
+numbers of copies, k on q of the nodes, occur only in the bound. With q_r nodes for each row,
+vectors are fewest if rows are missing on the same nodes, V/N · Σ_j chance(share of rows with
+q_r ≤ N - j) over j from 1 to N - 1. A straight line from q = 1 that never exceeds the remaining
+cost of copies makes that cost linear in q. So each j is the same problem by itself, whose best set
+is copied to all nodes at the end of that line.
 
 The budget of extra copies has a price λ per byte: Σ_t min_x (…) - λ·budget is a lower bound on the
 mean over ranks of T for every λ ≥ 0, so on T, for each AllReduce method; and a λ within the budget
-gives the copies. Rows that need whole ranks or nodes are not looked at: certify.py does that.
+gives the copies. Rows that need whole ranks or nodes are not considered here: certify.py does that.
 """
 
 import math
@@ -54,10 +55,10 @@ SAFETY = 1e-9  # relative: beyond the rounding of the sums
 
 @dataclass(frozen=True)
 class PooledCopies:
-    """`everywhere[c]` rows of each class have a copy on every rank, [C], and `a_node[c]` on one
-    rank of every node. extra_bytes: what all copies but the first take. copy_seconds: what the
-    copies take each rank. seconds: the mean of T where all other rows are as supposed;
-    table_seconds: of each table, [T], the AllReduce's latency left out."""
+    """Copies of pooled rows: `everywhere[c]` rows of each class have a copy on every rank, [C], and
+    `a_node[c]` on one rank of every node. extra_bytes: memory of all copies but the first.
+    copy_seconds: time of the copies on each rank. seconds: the mean of T if all other rows are as
+    supposed; table_seconds: of each table, [T], without the AllReduce's latency."""
 
     everywhere: Ints
     a_node: Ints
@@ -68,10 +69,9 @@ class PooledCopies:
 
 
 class Supposed(NamedTuple):
-    """Where rows are supposed to be: those with one owner of each pooled table on `spread` nodes,
-    whose ranks take for them `load` times the mean over all nodes; and `a_node` says whether, in
-    training, rows may have a copy on each node. The least is one node, the mean, and such copies.
-    """
+    """Assumption on the places of rows: each pooled table's rows with one owner on `spread` nodes,
+    whose ranks take for them `load` times the mean over all nodes. `a_node`: in training, rows may
+    have a copy on each node. The cheapest assumption is one node, the mean, and such copies."""
 
     spread: int = 1
     load: float = 1.0
@@ -82,7 +82,7 @@ _LEAST = Supposed()
 
 
 def may_copy_to_nodes(topology: Topology) -> bool:
-    """Whether in training rows of pooled tables may have a copy on each node."""
+    """Return True if in training rows of pooled tables may have a copy on each node."""
     ranks = without_pooling(topology)
     return ranks.homogeneous and 1 < ranks.nodes < ranks.ranks
 
@@ -90,7 +90,7 @@ def may_copy_to_nodes(topology: Topology) -> bool:
 def choose_copies(
     problem: Problem, lengths: BagLengths, budget_bytes: float, supposed: Supposed = _LEAST
 ) -> PooledCopies:
-    """The copies with the least mean of T within a budget of extra bytes."""
+    """Return the copies with the least mean of T within a budget of extra bytes."""
     methods = _methods(problem, lengths, supposed)
     tried = [methods[0].found(methods[0].nothing)]
     if budget_bytes > 0:
@@ -104,13 +104,14 @@ def choose_copies(
 
 
 def least_mean_seconds(problem: Problem, lengths: BagLengths, budget_bytes: float) -> float:
-    """Seconds that no placement with so many bytes of extra copies has a smaller mean of T than."""
+    """Return a lower bound, in seconds, on the mean of T of any placement with so many bytes of
+    extra copies."""
     methods = _methods(problem, lengths, _LEAST, bound=True)
     nothing = methods[0]
-    found = [nothing.seconds(nothing.nothing)]
+    bounds = [nothing.seconds(nothing.nothing)]
     if budget_bytes > 0:
-        found += [each.within(budget_bytes)[1] for each in methods]
-    return max(min(found) * (1 - SAFETY), 0.0)
+        bounds += [each.within(budget_bytes)[1] for each in methods]
+    return max(min(bounds) * (1 - SAFETY), 0.0)
 
 
 def enough_extra_bytes(
@@ -120,26 +121,27 @@ def enough_extra_bytes(
     tolerance: float,
     supposed: Supposed = _LEAST,
 ) -> float:
-    """Bytes of extra copies with which the mean of T is longer than within the whole budget by
-    `tolerance`, relative, at most: few such."""
+    """Return a small number of bytes of extra copies with which the mean of T is longer than within
+    the whole budget by `tolerance`, relative, at most."""
     best = choose_copies(problem, lengths, budget_bytes, supposed)
     methods = _methods(problem, lengths, supposed)
     enough = min(budget_bytes, best.extra_bytes)
-    for each in methods:
-        low, high = each.prices
+    for copying in methods:
+        low, high = copying.prices
         for _ in range(_BISECTIONS):
             price = math.sqrt(low * high)
-            kinds, _ = each.at(price)
-            if each.seconds(kinds) > best.seconds * (1 + tolerance):
+            kinds, _ = copying.at(price)
+            if copying.seconds(kinds) > best.seconds * (1 + tolerance):
                 high = price
             else:
-                low, enough = price, min(enough, each.extra_bytes(kinds))
+                low, enough = price, min(enough, copying.extra_bytes(kinds))
     return enough
 
 
 def vector_seconds(problem: Problem, lengths: BagLengths) -> Floats:
-    """What a vector for each bag of a pooled table takes a rank in an iteration, [T], where each
-    comes from some node: the mean over all ranks, of which those of that node need none."""
+    """Return a rank's seconds per iteration for one vector per bag of each pooled table, [T], if
+    each vector comes from some node: the mean over all ranks; the ranks of that node need no
+    vectors."""
     topology, workload = problem.topology, problem.workload
     assert isinstance(topology, PooledTopology)
     away, nodes = topology.masks()["other_node"], topology.nodes
@@ -152,7 +154,7 @@ def vector_seconds(problem: Problem, lengths: BagLengths) -> Floats:
 
 
 def without_vectors(topology: Topology) -> PooledTopology:
-    """What reads and gradients of pooled rows cost beside vectors."""
+    """Return the topology that prices reads and gradients of pooled rows without their vectors."""
     assert isinstance(topology, PooledTopology)
     return topology.with_ratio(0.0, 0.0)
 
@@ -178,20 +180,21 @@ class _Tables:
         return _Tables(VectorsPerBag(lengths), seconds, table, share, spread)
 
     def _vectors(self, left: Floats) -> Floats:
-        """Vectors a bag where so much of the accesses is to rows with one owner, [T, N]."""
+        """Return the vectors per bag, [T, N], if the share `left` of the accesses is to rows with
+        one owner."""
         return self.spread * self.bags.chances(left / self.spread)
 
     def vectors(self, copied: NDArray[np.bool_]) -> Floats:
-        """The seconds of each table's vectors, [T], where the rows of these classes, [C], have
-        copies."""
+        """Return the seconds of each table's vectors, [T], if the rows of the `copied` classes,
+        [C], have copies."""
         left = np.bincount(self.table, self.share * ~copied, len(self.vector_seconds))
         vectors = self._vectors(np.clip(left.astype(np.float64), 0.0, 1.0)[:, None])[:, 0]
-        found: Floats = self.vector_seconds * vectors
-        return found
+        seconds: Floats = self.vector_seconds * vectors
+        return seconds
 
     def cheapest(self, gain: Floats) -> tuple[NDArray[np.bool_], float]:
-        """The classes to copy, [C], where all rows of a class save `gain` [C] seconds beside
-        vectors; and what vectors and copies cost then, less what a copy of nothing does."""
+        """Return the classes to copy, [C], if all rows of a class save `gain` [C] seconds without
+        their vectors; and the cost of vectors and copies then, less the cost without copies."""
         some = np.flatnonzero(self.share > 0)
         table = self.table[some]
         order = some[np.lexsort((-gain[some] / self.share[some], table))]
@@ -214,7 +217,7 @@ class _Tables:
 
 
 def table_of_class(classes: Classes) -> Ints:
-    """The table of each class, [C], where classes are of one table each."""
+    """Return the table of each class, [C]; classes are of one table each."""
     table = np.empty(len(classes), dtype=np.int64)
     table[classes.entry_class] = classes.entry_table
     return table
@@ -222,8 +225,8 @@ def table_of_class(classes: Classes) -> Ints:
 
 @dataclass(frozen=True)
 class _Copying:
-    """Copies of K kinds, in training by one AllReduce method: what rows of each class take with
-    them beside vectors, and their extra bytes. The first kind is none; those on one node leave
+    """Copies of K kinds, in training by one AllReduce method: the seconds of each class's rows with
+    them, without vectors, and their extra bytes. The first kind is none; those on one node leave
     vectors as they are. An infinity is a kind that a class has no use for."""
 
     tables: _Tables
@@ -249,35 +252,37 @@ class _Copying:
         return _LOWEST_PRICE * highest, highest
 
     def at(self, price: float) -> tuple[Ints, float]:
-        """The kinds of copies at a price per byte, [C], and what all costs at it, but latency."""
-        each = np.arange(len(self.rows))
+        """Return the kinds of copies at a price per byte, [C], and the total cost at it, without
+        latency."""
+        classes = np.arange(len(self.rows))
         cost = self.kind_seconds + price * self.extra
         away = self.nodes == 1
         left = np.where(away[:, None], cost, np.inf).argmin(axis=0)
-        least = cost[left, each]
-        steps = (self.all_nodes - 1) / np.maximum(self.nodes - 1, 1)  # 1 where all have copies
+        least = cost[left, classes]
+        steps = (self.all_nodes - 1) / np.maximum(self.nodes - 1, 1)  # 1 if all nodes have copies
         copied = least + steps[:, None] * (cost - least)
         copied[away] = np.inf
         best = copied.argmin(axis=0)
-        everywhere, seconds = self.tables.cheapest(least - copied[best, each])
+        everywhere, seconds = self.tables.cheapest(least - copied[best, classes])
         return np.where(everywhere, best, left), float(least.sum()) + seconds
 
     def seconds(self, kinds: Ints) -> float:
-        """The mean of T with these kinds of copies, [C], and one node a table."""
+        """Return the mean of T with these kinds of copies, [C], and one node a table."""
         return float(self.table_seconds(kinds).sum()) + self._latency(kinds)
 
     def table_seconds(self, kinds: Ints) -> Floats:
-        """The same of each table, [T], the latency left out."""
+        """Return the seconds of each table, [T], without the latency, if classes are copied by
+        `kinds`."""
         vectors = self.tables.vectors(self.nodes[kinds] > 1)
         beside = self.kind_seconds[kinds, np.arange(len(kinds))]
         return vectors + np.bincount(self.tables.table, beside, minlength=len(vectors))
 
     def extra_bytes(self, kinds: Ints) -> float:
-        """The extra bytes of these kinds of copies, [C]."""
+        """Return the extra bytes of these kinds of copies, [C]."""
         return float(self.extra[kinds, np.arange(len(kinds))].sum())
 
     def within(self, budget_bytes: float) -> tuple[Ints, float]:
-        """The kinds of copies, [C], within a budget of extra bytes, and the bound of this
+        """Return the kinds of copies, [C], within a budget of extra bytes, and the bound of this
         method."""
         kinds, bound = self.at(0.0)
         if self.extra_bytes(kinds) > budget_bytes:
@@ -310,15 +315,15 @@ class _Copying:
         return kinds
 
     def found(self, kinds: Ints) -> PooledCopies:
-        """These kinds of copies, [C]."""
+        """Return the copies of these kinds, [C]."""
         copied = kinds > 0
         everywhere = copied & (self.copies[kinds] == self.ranks)
-        own = float(dot(self.kind_seconds[kinds, np.arange(len(kinds))], copied))
+        row_seconds = float(dot(self.kind_seconds[kinds, np.arange(len(kinds))], copied))
         return PooledCopies(
             everywhere=np.where(everywhere, self.rows, 0),
             a_node=np.where(copied & ~everywhere, self.rows, 0),
             extra_bytes=self.extra_bytes(kinds),
-            copy_seconds=own + self._latency(kinds),
+            copy_seconds=row_seconds + self._latency(kinds),
             seconds=self.seconds(kinds),
             table_seconds=self.table_seconds(kinds),
         )
@@ -339,8 +344,8 @@ class _Kinds(NamedTuple):
 def _methods(
     problem: Problem, lengths: BagLengths, supposed: Supposed, bound: bool = False
 ) -> list[_Copying]:
-    """The AllReduce methods that copies may use in training; in inference there is one, of none.
-    For a bound with all kinds of copies."""
+    """Return the AllReduce methods that copies may use in training; in inference one, without
+    AllReduce. For a bound with all kinds of copies."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     tables = _Tables.of(problem, lengths, supposed.spread)
     load = np.where(classes.pooled, supposed.load, 1.0)
@@ -359,29 +364,30 @@ def _methods(
     M, N = topology.ranks, topology.nodes
     near = single_seconds(classes, without_vectors(topology), workload)
     copied = NodeCopiesCost.of(topology)
-    a_node, found = [], []
+    a_node, ways = [], []
     if supposed.a_node and may_copy_to_nodes(topology):
         a_node = [((N, N), _a_node_seconds(problem, copied), copied.latency)]
-        found.append(a_node)
+        ways.append(a_node)
     for method in METHODS[1:]:
-        own = everywhere_seconds(classes, topology, workload, method)
-        everywhere = [((M, N), own, allreduce_cost(topology, method).latency)]
+        row_seconds = everywhere_seconds(classes, topology, workload, method)
+        everywhere = [((M, N), row_seconds, allreduce_cost(topology, method).latency)]
         if bound or not a_node:
-            found.append(everywhere)
+            ways.append(everywhere)
         if a_node:
-            found.append(a_node + everywhere)
-    return [copying(_kinds(near, each), sum(latency for *_, latency in each)) for each in found]
+            ways.append(a_node + everywhere)
+    return [copying(_kinds(near, each), sum(latency for *_, latency in each)) for each in ways]
 
 
 def _kinds(near: Floats, copied: Sequence[tuple[tuple[int, int], Floats, float]]) -> _Kinds:
-    """None, and kinds of copies: how many on how many nodes, and what they take."""
+    """Return the kinds of copies, the first of which is none: the number of copies and of their
+    nodes, and their seconds."""
     copies, nodes = np.array([(1, 1), *(numbers for numbers, *_ in copied)]).T
     return _Kinds(copies, nodes, np.stack([near, *(seconds for _, seconds, _ in copied)]))
 
 
 def _a_node_seconds(problem: Problem, copied: NodeCopiesCost) -> Floats:
-    """What a row of each class takes the mean rank in training with a copy on each node, the
-    latency left out, [C]; infinite where its table is not pooled."""
+    """Return the mean rank's seconds in training for a row of each class with a copy on each node,
+    without the latency, [C]; infinite if its table is not pooled."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     sets = trained_node_sets(topology).take([0])
     traffic = classes.traffic(without_vectors(topology), workload)
@@ -391,8 +397,8 @@ def _a_node_seconds(problem: Problem, copied: NodeCopiesCost) -> Floats:
 
 
 def _inference_kinds(problem: Problem, bound: bool) -> _Kinds:
-    """The kinds of copies in inference: those that plans have, on one node, all nodes, all ranks;
-    for a bound all of them."""
+    """Return the kinds of copies in inference: those of plans, on one node, all nodes or all ranks;
+    for a bound all kinds."""
     classes, topology = problem.classes, problem.topology
     assert isinstance(topology, PooledTopology)
     is_pooled = np.broadcast_to(classes.pooled, len(classes))
@@ -416,20 +422,20 @@ def _kinds_of_pooled(topology: PooledTopology, classes: Classes, bound: bool) ->
     G = M // N
     kinds = [(1, 1), (N, N), (M, N)]
     if bound:  # on q nodes fewest, one on each rank of a node, and all that there is room for,
-        # between which what they save is linear
+        # between which their savings are linear
         kinds += [(G, 1), *((k, q) for q in range(2, N) for k in (q, max(q, G), q * G))]
     copies, nodes = np.array(kinds).T
     sums = classes.row_sums
     seconds = np.outer(_links_in_nodes(topology, copies, nodes), sums.pooled_read_bytes)
-    if not topology.shares_memory:  # where some readers use it alone, it is left out
+    if not topology.shares_memory:  # if some readers use it alone, it is left out
         memory = Charges.of_memory(topology).mean_memory_seconds
         seconds += memory * sums.pooled_gradient_bytes
     return _Kinds(copies, nodes, seconds)
 
 
 def _kinds_of_others(topology: PooledTopology, classes: Classes, bound: bool) -> _Kinds:
-    """Of rows that are not pooled. They have no vectors, so that all their copies count as those on
-    all nodes."""
+    """Return the kinds of copies of rows that are not pooled. These rows have no vectors, so all
+    their copies count as copies on all nodes."""
     M, N = topology.ranks, topology.nodes
     even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)
     sums = classes.row_sums
@@ -447,11 +453,11 @@ def _kinds_of_others(topology: PooledTopology, classes: Classes, bound: bool) ->
 
 
 def _links_in_nodes(topology: PooledTopology, copies: Ints, nodes: Ints) -> Floats:
-    """What the mean rank takes at the least for a byte of a pooled row that ranks read in the nodes
-    of its copies, themselves or for others, by `copies` on `nodes` of the nodes, [K] each. What
-    ranks of other nodes read themselves at their position takes no link."""
+    """Return a lower bound on the mean rank's seconds per byte of a pooled row that ranks read in
+    the nodes of its copies, for themselves or for others, by `copies` on `nodes` of the nodes, [K]
+    each. Reads of a rank in other nodes at its own position take no link."""
     M, N = topology.ranks, topology.nodes
     mates = topology.masks()["same_node"]
     link = float(topology.own_link_cost[mates].min()) if mates.any() else 0.0
-    own = copies + (N - nodes) * np.minimum(copies, M // N)
-    return np.asarray(link * np.maximum(M - own, 0) / M)
+    linkless = copies + (N - nodes) * np.minimum(copies, M // N)
+    return np.asarray(link * np.maximum(M - linkless, 0) / M)

@@ -1,4 +1,4 @@
-"""Whole rows from shares: rounding that keeps totals and spreads what is left over.
+"""Whole rows from shares: rounding that keeps totals and spreads the remainders.
 
 In: rows of each class, and shares of holder sets. Out: whole rows of each class in each.
 """
@@ -15,10 +15,10 @@ from oper.base.arrays import Floats, Ints, as_int64, as_tensor
 def split_evenly(rows: Ints, shares: Floats, load: Floats, traffic: Floats) -> Ints:
     """Split `rows[c]` of each class over G holder sets by `shares` ([G] or [C, G]): rows [C, G].
 
-    Each gets the whole part of its share. What is left over goes, class by class, to those that
-    got least of the leftovers so far, and among these to those with the least `load` for their
-    share. So rows of similar traffic, and so of similar R, D and U, spread evenly in number.
-    `load` [G], in bytes of `traffic` [C], is updated.
+    Each gets the whole part of its share. The remainder goes, class by class, to the sets that got
+    least of the leftovers so far, and among these to those with the least `load` for their share.
+    So rows of similar traffic, and so of similar R, D and U, spread evenly in number. `load` [G],
+    in bytes of `traffic` [C], is updated.
     """
     shares = shares / shares.sum(axis=-1, keepdims=True)
     shares = np.broadcast_to(shares, (len(rows), shares.shape[-1]))
@@ -41,22 +41,23 @@ def split_evenly(rows: Ints, shares: Floats, load: Floats, traffic: Floats) -> I
 
 
 def whole_by_shares(rows: Ints, shares: Floats, bucket: Ints, traffic: Floats) -> Ints:
-    """Whole rows [C, G] by `shares` [C, G].
+    """Return whole rows [C, G] by `shares` [C, G].
 
-    What rounding takes from a holder set is made up for by the next classes: of hot classes, which
-    have no more rows than there are holder sets, in `traffic` [C], as they decide a rank's load; of
-    the others in rows of the same `bucket` [C], as they decide its memory.
+    Rows that rounding takes from a holder set are made up for by the next classes: of hot classes,
+    which have no more rows than there are holder sets, in `traffic` [C], because they decide a
+    rank's load; of the others in rows of the same `bucket` [C], because they decide its memory.
     """
     buckets = int(bucket.max()) + 1 if len(bucket) else 0
-    found: Any = native.ops().whole_by_shares(
+    rounded: Any = native.ops().whole_by_shares(
         as_int64(rows), as_tensor(shares), as_int64(bucket), as_tensor(traffic), buckets
     )
-    counts: Ints = found.numpy()
+    counts: Ints = rounded.numpy()
     return counts
 
 
 def whole_rows(exact: Floats, total: int) -> Ints:
-    """Whole numbers near `exact` [G] that sum to `total`: the largest remainders are rounded up."""
+    """Return whole numbers near `exact` [G] that sum to `total`: the largest remainders are rounded
+    up."""
     held = exact.sum()
     scaled = exact * (total / held) if held > 0 else exact + total / len(exact)
     whole = np.floor(scaled + 1e-9)

@@ -54,7 +54,7 @@ class Envelope:
         return Envelope(line, slope[line], intercept[line], np.array(until))
 
     def find(self, density: Floats) -> NDArray[np.int64]:
-        """Which of the envelope's lines is the cheapest at each density."""
+        """Return the index of the envelope's cheapest line at each density."""
         return np.searchsorted(self.until, density)
 
     def value(self, density: Floats) -> Floats:

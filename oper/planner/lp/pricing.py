@@ -1,11 +1,11 @@
 """The cheapest holders of a row under prices on the limits of a plan.
 
-In: `PricingItems` (what a row of each class asks for), `DualPrices`. Out: holder sets and prices. A
-linear programme over placements (and its Lagrangian) sees the plan's limits as prices:
-λ_r ≥ 0 on rank r's time, Σλ = 1; π_ij on the fetch time of the pair (i, j), used only where
-even links are the aim; μ_j on a byte of rank j's capacity; ν on a byte of extra copies. Then every
-row can be priced alone, and a row with read weight w (bytes that one reader moves for it: S·R, in
-training S·(R + D) where it has one owner) and memory m costs
+In: `PricingItems` (bytes and seconds of a row of each class), `DualPrices`. Out: holder sets and
+prices. A linear programme over placements (and its Lagrangian) sees the plan's limits as prices:
+λ_r ≥ 0 on rank r's time, Σλ = 1; π_ij on the fetch time of the pair (i, j), used only if even links
+are the aim; μ_j on a byte of rank j's capacity; ν on a byte of extra copies. Then every row can be
+priced alone, and a row with read weight w (bytes that one reader moves for it: S·R, in training
+S·(R + D) if it has one owner) and memory m costs
 
     w · Σ_i min_{j∈H} K[i][j] + m · (Σ_{j∈H} μ_j + ν (|H| - 1)),
     K[i][j] = (λ_i + π_ij) L[i][j] [i≠j] + λ_j L[j][j]
@@ -13,10 +13,13 @@ training S·(R + D) where it has one owner) and memory m costs
 when the ranks H hold it and each rank, holders too, reads from the cheapest of them. Divided by m
 this is a line in the row's density ρ = w/m, so the cheapest holder set of every class lies on the
 lower envelope of the lines: built once, searched by ρ.
+
 In training there is one owner or a copy everywhere, M lines and one cost of its own:
-Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
-Where ranks share memory, K of reads has no λ_j L[j][j] within their node, and that of gradients
-has: S·R and S·D then have prices of their own, and the M owners are looked at one by one.
+
+    Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
+
+If ranks share memory, K of reads has no λ_j L[j][j] within their node, and that of gradients has:
+S·R and S·D then have prices of their own, and the M owners are tried one by one.
 
 With relays (oper/topology/relays.py) a row has a weight w and one for each size of node, w·τ, and a
 price that is linear in both: K is that of w and of τ together (`ReadPrices`). The least over holder
@@ -55,7 +58,7 @@ _RATIOS = 8
 
 @dataclass(frozen=True, eq=False)
 class PricingItems:
-    """What one row of each class asks for, vectors of shape [C].
+    """Bytes and seconds of one row of each class, vectors of shape [C].
 
     A row with copies on all ranks takes `everywhere_bytes[c]` on each, read and (in training)
     updated, and `allreduce_seconds[c]` of the AllReduce by `method`; inference has none.
@@ -67,12 +70,12 @@ class PricingItems:
     rows: Floats
     memory_bytes: Floats  # m
     weight_bytes: Floats  # w
-    fetch_bytes: Floats  # S·R, what pairs of ranks fetch
+    fetch_bytes: Floats  # S·R, the bytes that pairs of ranks fetch
     gradient_bytes: Floats  # S·D, in training
     everywhere_bytes: Floats
     allreduce_seconds: Floats
     node_bytes: Floats  # [C, K] S·D of a node, by the size of nodes that have relays
-    # Of fetch_bytes and of gradient_bytes, those of pooled tables.
+    # Parts of fetch_bytes and of gradient_bytes: those of pooled tables.
     pooled_fetch_bytes: Floats
     pooled_gradient_bytes: Floats
 
@@ -81,7 +84,7 @@ class PricingItems:
 
     @property
     def any_holders(self) -> bool:
-        """Whether any set of ranks may hold a row, as in inference."""
+        """True if any set of ranks may hold a row, as in inference."""
         return not self.training
 
     @property
@@ -97,7 +100,7 @@ class PricingItems:
         return float(dot(self.rows, self.memory_bytes))
 
     def traffic(self, topology: Topology) -> Traffic:
-        """The bytes of `weight_bytes` with who pays for them."""
+        """Return the bytes of `weight_bytes` with the ranks that pay for them."""
         return Traffic.of(
             topology,
             self.training,
@@ -111,14 +114,16 @@ class PricingItems:
 
     @cached_property
     def ratios(self) -> Floats:
-        """What a relay moves for its node over what a rank moves, τ [C, K]."""
+        """Ratio τ [C, K] of the bytes that a relay moves for its node to the bytes that a rank
+        moves."""
         weight = self.fetch_bytes[:, None]
-        found = np.ones_like(self.node_bytes)
-        np.divide(self.node_bytes, weight, out=found, where=weight > 0)
-        return found
+        ratios = np.ones_like(self.node_bytes)
+        np.divide(self.node_bytes, weight, out=ratios, where=weight > 0)
+        return ratios
 
     def merged(self, bucket: NDArray[np.int64]) -> "PricingItems":
-        """Row-weighted averages over the classes of `bucket[c]`: for prices, never for a bound."""
+        """Return row-weighted averages over the classes of `bucket[c]`: for prices, never for a
+        bound."""
         rows = np.bincount(bucket, self.rows).astype(np.float64)
 
         def mean(vector: Floats) -> Floats:
@@ -146,7 +151,8 @@ _OF_ROWS = (
 def pricing_items(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> PricingItems:
-    """The items of all classes; `method` is the replicas' AllReduce (ignored in inference)."""
+    """Return the items of all classes; `method` is the replicas' AllReduce (ignored in
+    inference)."""
     count = classes.rows.astype(np.float64)
     return pricing_items_of(classes.row_sums, count, topology, workload, method)
 
@@ -154,7 +160,7 @@ def pricing_items(
 def pricing_items_of(
     each: Sums, count: Floats, topology: Topology, workload: Workload, method: Method
 ) -> PricingItems:
-    """`count[c]` items of sums `each[c]`, each of which stays whole: a row, a partition."""
+    """Return `count[c]` items of sums `each[c]`, each of which stays whole: a row, a partition."""
     reduce = allreduce_cost(topology, method if workload.training else "none")
     return PricingItems(
         training=workload.training,
@@ -175,7 +181,8 @@ def pricing_items_of(
 
 @dataclass(frozen=True)
 class DualPrices:
-    """λ [M], μ [M], ν and, where links are the aim, π [M, M]: all non-negative, of any scale."""
+    """Prices λ [M], μ [M], ν and, if links are the aim, π [M, M]: all non-negative, of any
+    scale."""
 
     rank: Floats
     capacity: Floats
@@ -183,36 +190,36 @@ class DualPrices:
     pair: Floats | None = None
 
     def read_prices(self, topology: Topology) -> ReadPrices:
-        """K: the price of a byte that rank i (row) reads from rank j (column)."""
+        """Return K: the price of a byte that rank i (row) reads from rank j (column)."""
         return ReadPrices.of(Charges.of(topology), self.rank, self.pair)
 
 
 def owner_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
-    """Slopes and intercepts [M] of a single copy on each rank."""
+    """Return the slopes and intercepts [M] of a single copy on each rank."""
     return read_prices.sum(axis=0), prices.capacity
 
 
 def owner_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """The least price [C] of one row of each class over its owners."""
+    """Return the least price [C] of one row of each class over its owners."""
     parts = rows.traffic(topology).parts
     slopes = [part.charges.read_prices(prices.rank, prices.pair).sum(axis=0) for part in parts]
     if len(parts) == 1:
         lines = Envelope.of(slopes[0], prices.capacity)
         return np.asarray(rows.memory_bytes * lines.value(rows.density))
-    each = np.stack([*(part.bytes for part in parts), rows.memory_bytes])
+    amounts = np.stack([*(part.bytes for part in parts), rows.memory_bytes])
     least = np.full(len(rows), np.inf)
     for owner in np.unique(np.stack([*slopes, prices.capacity], axis=1), axis=0):
-        least = np.minimum(least, dot(owner, each))
+        least = np.minimum(least, dot(owner, amounts))
     return least
 
 
 def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, Floats]:
-    """Slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks without
-    relays.
+    """Return the slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks
+    without relays.
 
-    What k copies on q of the N nodes of G ranks cost depends on how many of these nodes have one
-    copy alone: as few as can be, as holders in the others may also read from each other. Where
-    nearer rows are cheaper, the first copies are all in different nodes.
+    The cost of k copies on q of the N nodes of G ranks depends on the number of these nodes with
+    only one copy: as few as possible, because holders in the others may also read from each other.
+    If nearer rows are cheaper, the first copies are all in different nodes.
     """
     M, N = topology.ranks, topology.nodes
     G = M // N
@@ -231,19 +238,21 @@ def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, F
 
 
 def relayed_copies(topology: Topology, prices: DualPrices) -> tuple[Ints, Floats, Floats]:
-    """With relays, at equal prices on homogeneous ranks: numbers of copies, among which is the
-    cheapest for every row, and their prices for a byte of a rank's weight and of a node's, [kinds]
-    each. The first are one copy, one a node, and one a rank.
+    """Return, with relays and at equal prices on homogeneous ranks, numbers of copies, among which
+    is the cheapest for every row, and their prices for a byte of a rank's weight and of a node's,
+    [kinds] each. The first are one copy, one a node, and one a rank.
 
-    As in `homogeneous_lines`, but that ranks of nodes with copies read there. So what k copies on q
-    nodes cost is linear in both but for a bend at k = 2q, and cheapest at a corner.
+    Unlike in `homogeneous_lines`, ranks of nodes with copies read there. So the cost of k copies on
+    q nodes is linear in both except for a bend at k = 2q, and cheapest at a corner.
     """
     M, N = topology.ranks, topology.nodes
     G = M // N
-    found = prices.read_prices(topology)
+    read_prices = prices.read_prices(topology)
     masks = topology.masks()
-    own, mate = (float(found.of_rank[masks[kind]][0]) for kind in ("local", "same_node"))
-    far, of_node = (float(p[masks["other_node"]][0]) for p in (found.of_rank, found.of_nodes[0]))
+    own, mate = (float(read_prices.of_rank[masks[kind]][0]) for kind in ("local", "same_node"))
+    far, of_node = (
+        float(p[masks["other_node"]][0]) for p in (read_prices.of_rank, read_prices.of_nodes[0])
+    )
     k = np.array([1, N, M, 2, G, 2 * N])
     q = np.array([1, N, N, 1, 1, N])
     alone = np.clip(2 * q - k, 0, q)
@@ -252,16 +261,16 @@ def relayed_copies(topology: Topology, prices: DualPrices) -> tuple[Ints, Floats
 
 
 def _times(ranks: NDArray[np.int64], price: Floats | float) -> Floats:
-    """What so many ranks pay; nothing where there are none, whose price may be infinite."""
+    """Return the price of `ranks` times one rank; 0 for no ranks, even if the price is infinite."""
     return np.where(ranks > 0, ranks * np.where(ranks > 0, price, 0.0), 0.0)
 
 
 def subset_lines(
     read_prices: Floats, prices: DualPrices, near: NDArray[np.bool_] | None = None
 ) -> tuple[Floats, Floats]:
-    """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
-    `near` [reader, source] are sources that come before all others. With prices of several rows,
-    [..., M, M], there are slopes for each, [..., 2^M - 1].
+    """Return the slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of
+    H's bits. `near` [reader, source] are sources that come before all others. With prices of
+    several rows, [..., M, M], there are slopes for each, [..., 2^M - 1].
 
     Each table is built by doubling: the sets with highest rank k are those without it, and k.
     """
@@ -284,7 +293,7 @@ def subset_lines(
             slope += cheapest_of(of_reader)
             continue
         first = cheapest_of(np.where(near[reader], of_reader, np.inf))
-        if reader == 0 or (near[reader] != near[reader - 1]).any():  # its node's are alike
+        if reader == 0 or (near[reader] != near[reader - 1]).any():  # equal for the ranks of a node
             far = cheapest_of(np.where(near[reader], np.inf, of_reader))
         slope += np.where(np.isfinite(first), first, far)
     intercept = np.full(1 << ranks, -prices.budget)
@@ -303,8 +312,8 @@ class _Found(NamedTuple):
 
 
 def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _Found:
-    """The cheapest holder sets of all. With relays, where these are too many for each row to be
-    looked at alone, the price is a bound, and the set the cheapest for rows with nearly the
+    """Return the cheapest holder sets of all. With relays, if the sets are too many to try them for
+    each row alone, the price is a bound, and the set the cheapest for rows with nearly the
     ratio."""
     ranks = len(prices.rank)
     if found.near is None:
@@ -335,21 +344,22 @@ def _of_all_subsets(rows: PricingItems, found: ReadPrices, prices: DualPrices) -
 
 
 def _each_alone(rows: PricingItems, found: ReadPrices, prices: DualPrices) -> _Found:
-    """The cheapest holder set of each class, and its price."""
+    """Return the cheapest holder set of each class, and its price."""
     line, price = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows))
     at_a_time = max(_CELLS >> len(prices.rank), 1)
     for begin in range(0, len(rows), at_a_time):
         part = slice(begin, begin + at_a_time)
         slope, intercept = subset_lines(found.at(rows.ratios[part]), prices, found.near)
-        each = rows.density[part, None] * slope + intercept
-        line[part] = each.argmin(axis=1)
-        price[part] = each.min(axis=1)
+        prices_of_sets = rows.density[part, None] * slope + intercept
+        line[part] = prices_of_sets.argmin(axis=1)
+        price[part] = prices_of_sets.min(axis=1)
     return _Found(line, rows.memory_bytes * price)
 
 
 def ratios_between(ratios: Floats, most: int) -> Floats:
-    """At most so many ratios [T, K], ascending, that span those given, [C, K], or are all of them:
-    spread by the logarithm of the first, the others where as many rows have less."""
+    """Return at most `most` ratios [T, K], ascending, that span the given ones, [C, K], or are all
+    of them: spread by the logarithm of the first column; the other columns are taken at the same
+    positions of their order."""
     ascending = np.sort(ratios, axis=0)
     steps = geometric_steps(ascending[0, 0], ascending[-1, 0], most)
     at = np.unique(np.searchsorted(ascending[:, 0], steps * (1 - _ROUNDING)))
@@ -363,19 +373,19 @@ def ratios_between(ratios: Floats, most: int) -> Floats:
 def cheapest_holders(
     rows: PricingItems, topology: Topology, prices: DualPrices
 ) -> tuple[NDArray[np.bool_], Floats]:
-    """A cheap holder set for each class in inference, [C, M], and its price per row, [C].
+    """Return a cheap holder set for each class in inference, [C, M], and its price per row, [C].
 
     The cheapest of all up to `ENUMERABLE_RANKS` ranks, or nearly so with relays, and then a bound
-    on the price; beyond, what adding the best rank to the best owner, again and again, comes to.
+    on the price; beyond, the result of adding the best rank to the best owner, again and again.
     """
-    found = prices.read_prices(topology)
+    read_prices = prices.read_prices(topology)
     if topology.ranks <= ENUMERABLE_RANKS:
-        line, least = _of_all_subsets(rows, found, prices)
+        line, least = _of_all_subsets(rows, read_prices, prices)
         holds = (line[:, None] + 1) >> np.arange(topology.ranks) & 1 == 1
         return holds, least
-    if found.near is not None:
-        return _added_one_by_one(rows, found, topology, prices)
-    price = found.of_rank
+    if read_prices.near is not None:
+        return _added_one_by_one(rows, read_prices, topology, prices)
+    price = read_prices.of_rank
     byte, density = prices.capacity + prices.budget, rows.density[:, None]
     cost = density * price.sum(axis=0) + prices.capacity  # [C, M], of each next holder
     nearest = np.full((len(rows), topology.ranks), np.inf)
@@ -398,8 +408,8 @@ def cheapest_holders(
 def _added_one_by_one(
     rows: PricingItems, found: ReadPrices, topology: Topology, prices: DualPrices
 ) -> tuple[NDArray[np.bool_], Floats]:
-    """The holder sets that adding the best rank again and again comes to, with relays: a node's
-    first copy is read by all its ranks."""
+    """Return the holder sets that adding the best rank again and again comes to, with relays: a
+    node's first copy is read by all its ranks."""
     assert found.near is not None
     M, byte = topology.ranks, prices.capacity + prices.budget
     holds, least = np.zeros((len(rows), M), dtype=bool), np.full(len(rows), np.inf)
@@ -424,23 +434,24 @@ def _added_one_by_one(
             switched = np.where(~near & served, nearest, switched)
             nearest[better] = switched[better]
             served = whole_dot(held, found.near) > 0
-            # Of each next holder: what its own node reads then, and what others do.
-            each, first = nearest[:, :, None], ~served[:, :, None]
+            # Price by next holder: for the ranks of its own node, and for all others.
+            nearest_price, first = nearest[:, :, None], ~served[:, :, None]
             after = np.where(
                 found.near[None] & first,
                 price,
-                np.where(found.near[None] | first, np.minimum(each, price), each),
+                np.where(found.near[None] | first, np.minimum(nearest_price, price), nearest_price),
             )
-            saved = (each - after).sum(axis=1)
+            saved = (nearest_price - after).sum(axis=1)
             cost = best_so_far[:, None] - density * saved + byte
             cost[held] = np.inf
     return holds, rows.memory_bytes * least
 
 
 def everywhere_seconds(rows: PricingItems, topology: Topology) -> Floats:
-    """Seconds [C, M] on each rank for one row of each class with copies on all, in training."""
-    own = rows.everywhere_bytes[:, None] * Charges.of(topology).memory_seconds
-    return np.asarray(own + rows.allreduce_seconds[:, None])
+    """Return the seconds [C, M] on each rank for one row of each class with copies on all, in
+    training."""
+    seconds = rows.everywhere_bytes[:, None] * Charges.of(topology).memory_seconds
+    return np.asarray(seconds + rows.allreduce_seconds[:, None])
 
 
 def everywhere_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
@@ -457,7 +468,7 @@ def _everywhere_at(rows: PricingItems, topology: Topology, rank_prices: bytes) -
 
 
 def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """The least price [C] of one row of each class over all holder sets, or less.
+    """Return the least price [C] of one row of each class over all holder sets, or less.
 
     Exact in training and for up to `ENUMERABLE_RANKS` ranks; beyond, in inference, a relaxation.
     `prices.pair` must be None: fetches then have a density of their own.
@@ -479,7 +490,7 @@ def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
 
 
 def relayed_prices(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """The price of one row of each class for each kind of `relayed_copies`, [C, kinds]."""
+    """Return the price of one row of each class for each kind of `relayed_copies`, [C, kinds]."""
     copies, of_rank, of_node = relayed_copies(topology, prices)
     seconds = np.outer(rows.weight_bytes, of_rank) + np.outer(rows.node_bytes[:, 0], of_node)
     byte = float(prices.capacity[0]) * copies + prices.budget * (copies - 1)
@@ -487,15 +498,15 @@ def relayed_prices(rows: PricingItems, topology: Topology, prices: DualPrices) -
 
 
 def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """A lower bound on the least price where holder sets are too many to enumerate.
+    """Return a lower bound on the least price if holder sets are too many to enumerate.
 
     A single copy is priced exactly. With two or more, each reader pays only for its cheapest link
     to another node, or inside its node if that holds a copy, whatever the real holders; then ranks
     and nodes separate, up to there being at least two copies: a table over nodes of the least
     price with none, one, or more copies so far.
     """
-    found = prices.read_prices(topology)
-    price, relays = found.of_rank, found.near is not None
+    read_prices = prices.read_prices(topology)
+    price, relays = read_prices.of_rank, read_prices.near is not None
     single = owner_price(rows, topology, prices) / rows.memory_bytes
     if not relays:
         single = Envelope.of(*owner_lines(price, prices)).value(rows.density)
@@ -509,10 +520,10 @@ def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
         block = price[np.ix_(members, members)]
         near = np.where(np.eye(len(members), dtype=bool), np.inf, block).min(axis=1)
         uncovered = np.full(len(rows), np.inf)
-        if relays:  # ranks read in their node where it has a copy, and else from one rank
+        if relays:  # ranks read in their node if it has a copy, and else from one rank
             near = np.where(np.isfinite(near), near, block.diagonal())
             one_rank = price[members[0], ~inside, None]
-            of_nodes = found.of_nodes[:, members[0]][:, ~inside]
+            of_nodes = read_prices.of_nodes[:, members[0]][:, ~inside]
             far = (one_rank + dot(of_nodes.T, rows.ratios.T)).min(axis=0)
             uncovered = len(members) * far * density
         elif not inside.all():

@@ -15,8 +15,8 @@ holder sets are all there from the start.
 Buckets put classes of one width and nearly one density together, by their averages, so the value
 is no bound by itself; its prices, evaluated on the exact classes, give one (`lagrangian_bound.py`).
 
-Where rows lie in two memories, each has columns, capacities and a budget of its own, and T is the
-sum of both for every rank: `solve_together` makes that one programme.
+If rows lie in two memories, each has columns, capacities and a budget of its own, and T is the sum
+of both for every rank: `solve_together` makes that one programme.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ HOT_CLASSES = 60  # each a bucket of its own: they decide how evenly the ranks c
 BUCKET_RATIO = 1.1  # of the densities in one bucket
 ROUNDS = 40  # of column generation, at most; time takes about 10, links on 8 ranks 20 to 40
 TOLERANCE = 1e-6  # of the value, to the best bound on it
-TIME_WEIGHT = 1e-3  # of T beside the largest link, both relative to their size
+TIME_WEIGHT = 1e-3  # of T next to the largest link, both relative to their size
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class MemoryItems(NamedTuple):
     budget_bytes: float
 
     def check_room(self) -> None:
-        """OperError where the capacities cannot hold one copy of every row."""
+        """Raise OperError if the capacities cannot hold one copy of every row."""
         needed, held = self.rows.total_bytes, float(np.sum(self.capacity_bytes))
         if needed > held:
             raise OperError(
@@ -96,10 +96,10 @@ def solve_items(
     budget_bytes: float,
     objective: Objective = "time",
 ) -> FractionalPlacement:
-    """The least time of a fractional placement of the items.
+    """Return the least time of a fractional placement of the items.
 
-    `capacity_bytes` [M] and `budget_bytes` (of extra copies) are the limits. Raises OperError
-    where the capacities cannot hold the tables.
+    `capacity_bytes` [M] and `budget_bytes` (of extra copies) are the limits. Raises OperError if
+    the capacities cannot hold the tables.
     """
     items = MemoryItems(rows, topology, capacity_bytes, budget_bytes)
     items.check_room()
@@ -114,10 +114,10 @@ def solve_items(
 
 
 def solve_together(memories: Sequence[MemoryItems]) -> list[FractionalPlacement]:
-    """The fractional placements in several memories, in training, with which the slowest rank takes
-    the least time in all of them; their `seconds`, equal, are that time.
+    """Return the fractional placements in several memories, in training, with which the slowest
+    rank takes the least time in all of them; their `seconds`, equal, are that time.
 
-    Raises OperError where the capacities of one cannot hold its tables.
+    Raises OperError if the capacities of one cannot hold its tables.
     """
     assert not any(memory.rows.any_holders for memory in memories), "columns would be generated"
     merged, bucket = [], []
@@ -136,7 +136,8 @@ def solve_together(memories: Sequence[MemoryItems]) -> list[FractionalPlacement]
 
 
 def buckets(rows: PricingItems) -> NDArray[np.int64]:
-    """Bucket of each class: the hottest alone, the rest by memory, then density on a log scale."""
+    """Return the bucket of each class: the hottest alone, the rest by memory, then density on a log
+    scale."""
     alone = np.zeros(len(rows))
     hottest = np.argsort(-rows.weight_bytes, kind="stable")[:HOT_CLASSES]
     alone[hottest] = 1 + np.arange(len(hottest))
@@ -148,17 +149,17 @@ def buckets(rows: PricingItems) -> NDArray[np.int64]:
 
 
 class ScaledLimits:
-    """The limits of a programme over the rows of some buckets, and what rows use of them.
+    """Limits of a programme over the rows of some buckets, and the use of them by rows.
 
     In order: each rank's time, each rank's capacity, the budget, and with the aim "link" the time
-    of each ordered pair of ranks. Seconds and bytes are scaled to about 1 a rank, as the solver's
-    tolerances are absolute: `second`, `pair` and `byte` are 1 of them.
+    of each ordered pair of ranks. Seconds and bytes are scaled to about 1 a rank, because the
+    solver's tolerances are absolute: `second`, `pair` and `byte` are 1 of them.
     """
 
     def __init__(
         self, items: MemoryItems, objective: Objective, second: float | None = None
     ) -> None:
-        """`second` where it is to be that of other limits too."""
+        """Scale the limits; `second` is given if it is to equal that of other limits."""
         rows, topology = items.rows, items.topology
         self.rows, self.topology = rows, topology
         self.links_first = objective == "link" and topology.ranks > 1
@@ -176,14 +177,15 @@ class ScaledLimits:
                 np.zeros(len(self.away) if self.links_first else 0),
             ]
         )
-        # What is made small: T, and Z before it where links are first.
+        # Objective: T, and Z before it if links are first.
         self.weights = [TIME_WEIGHT, 1.0] if self.links_first else [1.0]
         self.aims = np.zeros((len(self.limit), len(self.weights)))
         self.aims[: topology.ranks, 0] = -1
         self.aims[2 * topology.ranks + 1 :, -1] = -1
 
     def uses(self, sets: HolderSets, b: Ints, g: Ints) -> Floats:
-        """What one row of bucket b[n] in holder set g[n] uses of each limit, [N, limits]."""
+        """Return the use of each limit, [N, limits], by one row of bucket b[n] in holder set
+        g[n]."""
         rows, topology, M = self.rows, self.topology, self.topology.ranks
         seconds = rows.traffic(topology).set_seconds(b, sets, g, read_by_read=True)
         if rows.training:
@@ -233,39 +235,41 @@ class RestrictedMaster:
         optimise([self])
 
     def uses(self) -> Floats:
-        """What each column, all rows of its bucket, uses of each limit, [columns, limits]."""
+        """Return the use of each limit, [columns, limits], by each column, all rows of its
+        bucket."""
         rows = self.rows.rows[self.bucket, None]
         return rows * self.limits.uses(self.holder_sets, self.bucket, self.group)
 
     def take(self, value: float, share: Floats, rank_time: float, dual: Floats) -> None:
-        """A solution: its value, the columns' shares, T and the limits' prices."""
+        """Take a solution: its value, the columns' shares, T and the limits' prices."""
         self.value, self.share, self.rank_time = value, share, rank_time
         self.dual = dual
         self.prices = self._prices(self.dual)
 
     def add_cheaper(self) -> bool:
         """Add each bucket's cheapest holder set, at the last prices and nearer to those of the best
-        bound (which keeps prices from swinging); whether the programme is worth solving again."""
+        bound (which keeps prices from swinging); return True if the programme is worth solving
+        again."""
         if self.best_bound == -np.inf:
             self.best_dual = self._spread(self.dual)
-        found = []
+        candidates = []
         for dual in (self.dual / 4 + self.best_dual * 3 / 4, self.dual):
             prices = self._prices(dual)
             holds, price = cheapest_holders(self.rows, self.topology, prices)
             bound = float(dot(self.rows.rows, price) - dot(dual, self.limits.limit))
             if bound > self.best_bound:
                 self.best_bound, self.best_dual = bound, dual
-            found.append((holds, prices))
+            candidates.append((holds, prices))
         if self.value - self.best_bound <= TOLERANCE * self.value:
             return False
         columns = len(self.bucket)
-        for holds, prices in found:
+        for holds, prices in candidates:
             self._add(holds, prices)
         return len(self.bucket) > columns
 
     def _spread(self, dual: Floats) -> Floats:
-        """Prices of which each rank's time, and each pair's, has an equal share of the total. They
-        are where pricing starts, as a solver's own first ones are zero but for a few."""
+        """Return prices in which each rank's time, and each pair's, has an equal share of the
+        total. Pricing starts there, because nearly all of a solver's own first prices are zero."""
         M = self.topology.ranks
         spread = dual.copy()
         spread[:M] = dual[:M].mean()
@@ -274,7 +278,7 @@ class RestrictedMaster:
         return spread
 
     def placement(self, bucket: Ints) -> FractionalPlacement:
-        """The last solution, of classes in `bucket` [C], in the groups that it uses."""
+        """Return the last solution, of classes in `bucket` [C], in the groups that it uses."""
         fraction = np.zeros((len(self.rows), len(self.holder_sets)))
         np.add.at(fraction, (self.bucket, self.group), self.share)
         fraction /= fraction.sum(axis=1, keepdims=True)
@@ -288,7 +292,7 @@ class RestrictedMaster:
 
     @property
     def latency(self) -> float:
-        """The AllReduce's, where there are replicas."""
+        """Latency of the AllReduce, in seconds, if there are replicas."""
         replicas = self.share[self.holder_sets.copies[self.group] > 1].any()
         return self.rows.latency * bool(replicas)
 
@@ -302,16 +306,17 @@ class RestrictedMaster:
         return DualPrices(dual[:M] / limits.second, scaled[:M], float(scaled[M]), pair)
 
     def _add(self, holds: NDArray[np.bool_], prices: DualPrices) -> None:
-        """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
+        """Add the columns (bucket b, holders holds[b]), each rank reading from the holder that
+        costs it least."""
         read_prices = prices.read_prices(self.topology)
-        found = cheapest_holder_sets(holds, read_prices.order(self.rows.ratios))
+        cheapest = cheapest_holder_sets(holds, read_prices.order(self.rows.ratios))
         group = np.zeros(len(holds), dtype=np.int64)
         fresh: list[int] = []
-        for b, key in enumerate(set_keys(found)):
+        for b, key in enumerate(set_keys(cheapest)):
             group[b] = self.known.setdefault(key, len(self.known))
             if group[b] == len(self.holder_sets) + len(fresh):
                 fresh.append(b)
-        self.holder_sets = self.holder_sets + found.take(fresh)
+        self.holder_sets = self.holder_sets + cheapest.take(fresh)
         old = self.bucket * len(self.holder_sets) + self.group
         new = np.setdiff1d(np.arange(len(holds)) * len(self.holder_sets) + group, old)
         self.bucket = np.concatenate([self.bucket, new // len(self.holder_sets)])
@@ -323,17 +328,17 @@ def optimise(masters: Sequence[RestrictedMaster]) -> None:
     each takes its own part of the solution."""
     first, M = masters[0].limits, masters[0].topology.ranks
     uses = [master.uses() for master in masters]
-    own = [len(master.limits.limit) - M for master in masters]  # limits beside the times
+    own_limits = [len(master.limits.limit) - M for master in masters]  # limits other than the times
     columns, buckets = [len(u) for u in uses], [len(master.rows) for master in masters]
     total = sum(columns)
-    after = np.zeros((M + sum(own), total))
+    after = np.zeros((M + sum(own_limits), total))
     item = []
     for n, (master, used) in enumerate(zip(masters, uses, strict=True)):
-        held, limits = slice(sum(columns[:n]), sum(columns[: n + 1])), M + sum(own[:n])
+        held, limits = slice(sum(columns[:n]), sum(columns[: n + 1])), M + sum(own_limits[:n])
         after[:M, held] = used[:, :M].T
-        after[limits : limits + own[n], held] = used[:, M:].T
+        after[limits : limits + own_limits[n], held] = used[:, M:].T
         item.append(sum(buckets[:n]) + master.bucket)
-    aims = np.concatenate([first.aims, np.zeros((sum(own[1:]), len(first.weights)))])
+    aims = np.concatenate([first.aims, np.zeros((sum(own_limits[1:]), len(first.weights)))])
     result = linprog(
         np.concatenate([np.zeros(total), first.weights]),
         A_ub=csc_array(np.concatenate([after, aims], axis=1)),
@@ -353,17 +358,17 @@ def optimise(masters: Sequence[RestrictedMaster]) -> None:
     share = np.maximum(result.x[:total], 0.0)
     dual = np.maximum(-result.ineqlin.marginals, 0.0)
     for n, master in enumerate(masters):
-        limits = M + sum(own[:n])
+        limits = M + sum(own_limits[:n])
         master.take(
             float(result.fun),
             share[sum(columns[:n]) : sum(columns[: n + 1])],
             float(result.x[total]),
-            np.concatenate([dual[:M], dual[limits : limits + own[n]]]),
+            np.concatenate([dual[:M], dual[limits : limits + own_limits[n]]]),
         )
 
 
 def set_keys(sets: HolderSets) -> list[bytes]:
-    """A key for each holder set, equal for equal sets alone."""
+    """Return a key for each holder set, equal for equal sets alone."""
     return [
         source.tobytes() + holds.tobytes()
         for source, holds in zip(sets.source, sets.holds, strict=True)

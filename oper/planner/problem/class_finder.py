@@ -1,4 +1,4 @@
-"""The class of rows by their counts: what a plan's or a scan's listed rows are, class by class.
+"""The class of rows by their counts, for the listed rows of a plan or a scan.
 
 In: accesses and samples with the row, of rows table by table. Out: the class of each row.
 """
@@ -20,7 +20,7 @@ from oper.profiling.profile import Profile
 class TableEntries:
     """The entries of `Classes` sorted by table, then by samples with the row; E entries."""
 
-    first: Ints  # [T + 1] where each table's entries begin
+    first: Ints  # [T + 1] offset of each table's entries
     accesses: Ints  # [E]
     samples_with_row: Ints  # [E]
     D: Floats  # [E]
@@ -30,7 +30,7 @@ class TableEntries:
 
     @staticmethod
     def of(classes: Classes, tables: int) -> "TableEntries":
-        """The entries of all classes, for `tables` tables."""
+        """Return the entries of all classes, for `tables` tables."""
         samples_with_row = classes.samples_with_row[classes.entry_class]
         order = np.lexsort((samples_with_row, classes.entry_table))
         first = np.zeros(tables + 1, dtype=np.int64)
@@ -49,11 +49,12 @@ class TableEntries:
     def find(
         self, accesses: Counts, samples_with_row: Counts, first_row: Ints
     ) -> NDArray[np.int32]:
-        """The class of each row, int32 [n]; the rows of table t begin at `first_row[t]`, [T + 1].
+        """Return the class of each row, int32 [n]; `first_row[t]`, [T + 1], is the first row of
+        table t.
 
-        Raises ValueError where a row has counts that no class of its table has.
+        Raises ValueError if a row has counts that no class of its table has.
         """
-        found: Any = native.ops().find_classes(
+        tensor: Any = native.ops().find_classes(
             as_tensor(accesses),
             as_tensor(samples_with_row),
             as_int64(first_row),
@@ -62,7 +63,7 @@ class TableEntries:
             as_int64(self.samples_with_row),
             as_int64(self.class_index),
         )
-        classes: NDArray[np.int32] = found.numpy()
+        classes: NDArray[np.int32] = tensor.numpy()
         return classes
 
 
@@ -75,7 +76,7 @@ class ClassFinder:
         self._entries = TableEntries.of(classes, len(profile.tables))
 
     def find(self, chunk: Chunk) -> NDArray[np.int32]:
-        """The class of each row of a chunk, int32 [n]."""
+        """Return the class of each row of a chunk, int32 [n]."""
         rows = slice(chunk.first, chunk.first + len(chunk))
         first_row = np.zeros(len(self._profile.tables) + 1, dtype=np.int64)
         first_row[chunk.table + 1 :] = len(chunk)

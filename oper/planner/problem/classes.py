@@ -41,7 +41,7 @@ class TableWidths(NamedTuple):
 
 
 class DistinctRatios(NamedTuple):
-    """Measured over expected distinct rows of each table, [T]; ones where not measured."""
+    """Measured over expected distinct rows of each table, [T]; 1 if not measured."""
 
     of_rank: Floats
     of_all_ranks: Floats
@@ -96,7 +96,7 @@ class Classes:
         return [width.memory_bytes for width in self.widths]
 
     def widest_first(self) -> list[int]:
-        """Indices of `widths`, those with most memory first."""
+        """Return the indices of `widths`, most memory first."""
         memory = self.width_memory
         return sorted(range(len(memory)), key=lambda w: -memory[w])
 
@@ -108,10 +108,10 @@ class Classes:
         return Sums.of_rows(self.S, self.m, accesses, self.R, self.D, self.U, of_nodes, self.pooled)
 
     def sums(self, counts: NDArray[np.generic]) -> Sums:
-        """Sums of holder sets with `counts` rows of each class: [C, G] -> [G] each."""
+        """Return the sums of holder sets with `counts` rows of each class: [C, G] -> [G] each."""
         figures, columns = self._row_figures
-        found = dot(np.ascontiguousarray(counts.T, dtype=np.float64), figures)
-        return Sums(*(np.ascontiguousarray(found[:, of]) for of in columns))
+        totals = dot(np.ascontiguousarray(counts.T, dtype=np.float64), figures)
+        return Sums(*(np.ascontiguousarray(totals[:, of]) for of in columns))
 
     @cached_property
     def _row_figures(self) -> tuple[Floats, list[int | slice]]:
@@ -125,8 +125,8 @@ class Classes:
         return np.column_stack(figures), columns
 
     def memory_of(self, counts: Ints) -> Floats:
-        """Memory of holder sets with `counts` rows of each class: [C, G] -> [G]. Exact in whatever
-        order rows are added, as bytes and rows are whole numbers."""
+        """Return the memory of holder sets with `counts` rows of each class: [C, G] -> [G]. Exact
+        in whatever order rows are added, because bytes and rows are whole numbers."""
         memory = np.zeros(counts.shape[1])
         for w, width in enumerate(self.widths):
             of_width = counts if len(self.widths) == 1 else counts[self.width == w]
@@ -134,13 +134,13 @@ class Classes:
         return memory
 
     def traffic_bytes(self, workload: Workload) -> Floats:
-        """Bytes that one rank moves in an iteration for a row with one owner, [C]: S·R, and S·D
-        more for its gradient in training."""
+        """Return the bytes that one rank moves in an iteration for a row with one owner, [C]: S·R,
+        and S·D more for its gradient in training."""
         return self.S * (self.R + self.D) if workload.training else self.S * self.R
 
     def traffic(self, topology: Topology, workload: Workload) -> Traffic:
-        """The bytes of `traffic_bytes` with who pays for them: all terms in T of a row with one
-        owner."""
+        """Return the bytes of `traffic_bytes` with who pays for them: all terms in T of a row with
+        one owner."""
         return Traffic.of(
             topology,
             workload.training,
@@ -154,14 +154,14 @@ class Classes:
 
 
 def table_widths(tables: tuple[Table, ...], mode: str) -> TableWidths:
-    """The widths of the tables; `mode` says whether optimizer state counts as memory."""
+    """Return the widths of the tables; `mode` says whether optimizer state counts as memory."""
     of_tables = [Width(table.row_bytes, table.memory_bytes(mode)) for table in tables]
     widths = tuple(sorted(set(of_tables)))
     return TableWidths(widths, np.array([widths.index(w) for w in of_tables], dtype=np.int64))
 
 
 def distinct_ratios(profile: Profile) -> DistinctRatios:
-    """The ratios that a profile measured."""
+    """Return the ratios that a profile measured."""
     if profile.distinct is None:
         ones = np.ones(len(profile.tables))
         return DistinctRatios(ones, ones)
@@ -170,7 +170,8 @@ def distinct_ratios(profile: Profile) -> DistinctRatios:
 
 
 def measured_ratios(profile: Profile) -> Floats | None:
-    """The ratios that a profile measured, [T, 2]: of a rank, of all ranks. None if it did not."""
+    """Return the ratios that a profile measured, [T, 2]: of a rank, of all ranks. None if it did
+    not."""
     return None if profile.distinct is None else np.stack(distinct_ratios(profile), axis=1)
 
 
@@ -202,13 +203,13 @@ def group(
     node_sizes: Sequence[int] = (),
     pooled: NDArray[np.bool_] | None = None,
 ) -> Classes:
-    """Classes from entries: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and occur in
-    `samples_with_row[e]` samples.
+    """Return the classes from entries: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and
+    occur in `samples_with_row[e]` samples.
 
-    What an iteration reads is expected of further samples, or, `as_counted`, of the log's own.
+    The reads of an iteration are expected of further samples, or, `as_counted`, of the log's own.
     `by_table`: rows of different tables are of different classes, each of which is then one entry.
-    `node_sizes`: those of the nodes whose ranks read rows of others through relays.
-    `pooled[t]`: whether table t is pooled (none are); rows of such are of classes of their own.
+    `node_sizes`: those of the nodes whose ranks read rows of others through relays. `pooled[t]`:
+    whether table t is pooled (none are); rows of such are of classes of their own.
     """
     widths, width_of = table_widths(profile.tables, workload.mode)
     ratios = distinct_ratios(profile)
@@ -221,7 +222,7 @@ def group(
         if estimated
         else as_many(accesses, samples_with_row)
     )
-    # Rows that were seldom read are told apart by what is expected of them, by table.
+    # Rows that were seldom read are told apart by their expected reads, by table.
     _, entry_expected = np.unique(expected.accesses, return_inverse=True)
     entry_expected = np.where(expected.differs, entry_expected.ravel(), 0)
     of_tables = np.zeros(len(profile.tables), dtype=bool) if pooled is None else pooled

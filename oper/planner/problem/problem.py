@@ -1,4 +1,4 @@
-"""The planning problem: what is asked for, the classes of rows, and the limits of a plan.
+"""The planning problem: the settings, the classes of rows, and the limits of a plan.
 
 `make_problem` makes it from a profile, a topology, a workload and `PlanSettings`. Placing classes
 and bounding the objective need classes alone, a `ClassProblem`; placing rows needs the profile too.
@@ -53,7 +53,7 @@ class ClassProblem:
 
     @property
     def step_memory(self) -> StepMemory:
-        """What a step is expected to take of a rank's memory beside its rows."""
+        """Expected memory of a step on each rank, in addition to its rows."""
         classes, training = self.classes, self.workload.training
         if not self.topology.of_devices:
             return ProcessorStep(classes.mailbox_bytes if training else 0.0, self.ranks)
@@ -72,8 +72,8 @@ class ClassProblem:
 
     @property
     def _sent_bytes(self) -> float:
-        """Slots and gradients of the rows of other nodes that a device's batch reads, where these
-        are sent: no more, where bags are pooled there. Raw rows come by kernels alone."""
+        """Slots and gradients of the rows of other nodes that a device's batch reads, if these are
+        sent; at most these if bags are pooled there. Raw rows come by kernels alone."""
         raw, training = self.workload.known_fetch == "raw", self.workload.training
         by_kernels = raw or self.topology.transport == NVSHMEM
         if by_kernels and not training:
@@ -81,7 +81,7 @@ class ClassProblem:
         return self.classes.mailbox_bytes * (1 - 1 / self.topology.nodes)
 
     def price(self, sets: HolderSets, sums: Sums) -> Cost:
-        """What a placement costs, by its holder sets and their sums."""
+        """Price a placement, given by its holder sets and their sums."""
         return evaluate(
             self.topology,
             self.workload,
@@ -121,13 +121,13 @@ def make_problem(
     as_counted: bool = False,
     by_table: bool = False,
 ) -> Problem:
-    """The classes of the profile and the limits of every plan for it: `limits`, or those that
-    follow from what is asked. `as_counted`: plans are priced by what was counted, and not by what
-    further samples are expected to read (classes.py). `by_table`: rows of different tables are of
+    """Return the classes of the profile and the limits of every plan for it: `limits`, or those
+    that follow from the settings. `as_counted`: plans are priced by the counts, and not by the
+    expected reads of further samples (classes.py). `by_table`: rows of different tables are of
     different classes.
 
-    Raises OperError where the batch has fewer samples than there are ranks, or where the capacities
-    cannot hold the tables.
+    Raises OperError if the batch has fewer samples than there are ranks, or the capacities cannot
+    hold the tables.
     """
     if asked.tier:
         raise OperError(
@@ -185,13 +185,13 @@ def round_down(share: float) -> float:
     """Return the largest share of three digits that is not above; 0 for shares below 0."""
     if share <= 0:
         return 0.0
-    nearest = float(f"{share:.{_DIGITS}g}")  # 0.29 is a little below what is written so
+    nearest = float(f"{share:.{_DIGITS}g}")  # the double 0.29 is a little below 0.29
     return nearest if nearest <= share else float(_DOWN.create_decimal_from_float(share))
 
 
 def with_limits(problem: Problem, topology: Topology, limits: Limits) -> Problem:
-    """A problem's rows and workload under the capacities of `topology` and other limits. Raises
-    OperError where those cannot hold the tables."""
+    """Return a problem's rows and workload under the capacities of `topology` and other limits.
+    Raise OperError if the capacities cannot hold the tables."""
     capacity, budget = _bytes(problem.classes, topology, problem.workload, limits)
     return replace(
         problem,
@@ -205,7 +205,7 @@ def with_limits(problem: Problem, topology: Topology, limits: Limits) -> Problem
 def _bytes(
     classes: Classes, topology: Topology, workload: Workload, limits: Limits
 ) -> tuple[Floats, float]:
-    """The capacities, [M], and the budget of extra copies, in bytes."""
+    """Return the capacities, [M], and the budget of extra copies, in bytes."""
     total = classes.total_bytes
     capacity = np.asarray(
         topology.capacities(total, limits.extra_memory, classes.width_memory), dtype=np.float64

@@ -1,13 +1,15 @@
 """An old plan's rows in a new problem: of other tables, on other ranks, links or limits.
 
-In: a `Plan`, the `Problem`, holder sets that rows may get. Out: `CarriedRows`. What is new and what
-is gone is put into one layout with what stays (migration/carried_layout.py), with which every
-placement of the new problem can be compared: the rows that it moves, and what that takes.
+In: a `Plan`, the `Problem`, holder sets that rows may get. Out: `CarriedRows`. New and removed
+tables and ranks are put into one layout with those that stay (migration/carried_layout.py), with
+which every placement of the new problem can be compared: the rows that it moves, and the cost of
+that.
 
 The START is the placement that moves least: each row stays with those of its holders that are left.
-Rows that no rank has yet go where memory is left, as former replicas do (improve_placement.py), and
-so do copies that training cannot keep equal on the new ranks, that of one holder staying. Then
-copies are given up until they are within the budget, and capacities are kept.
+Rows that no rank has yet go to ranks with free memory, as former replicas do
+(improve_placement.py), and so do copies that training cannot keep equal on the new ranks, that of
+one holder staying. Then copies are given up until they are within the budget, and capacities are
+kept.
 """
 
 from dataclasses import dataclass, replace
@@ -63,7 +65,7 @@ class _Finder:
         self.classes = self._known + len(carried.layout.slots)
 
     def find(self, chunk: Chunk) -> NDArray[np.int32]:
-        """The class of each row of a chunk, int32 [n]."""
+        """Return the class of each row of a chunk, int32 [n]."""
         if chunk.table < self._carried.new_tables:
             return self._finder.find(chunk)
         width = int(self._carried.layout.width_of_table[chunk.table])
@@ -88,7 +90,7 @@ class CarriedRows:
 
     @staticmethod
     def of(old: Plan, problem: Problem, candidates: HolderSets) -> "CarriedRows":
-        """The rows of a plan without a tier, which may get the holder sets `candidates`."""
+        """Return the rows of a plan without a tier, which may get the holder sets `candidates`."""
         ranks, topology = problem.ranks, without_relays(without_pooling(problem.topology))
         prices = Charges.of(problem.topology)
         carried = CarriedLayout.of(old, problem.profile.tables, candidates, prices.read_seconds)
@@ -100,7 +102,7 @@ class CarriedRows:
         every = whole.holder_sets
         here = every.holds[:, :ranks].any(axis=1)
         here &= ~every.holds[:, :ranks].all(axis=1) | (every.source[:, -1] == 0)
-        if problem.workload.training:  # where copies are of the kinds that it can keep equal
+        if problem.workload.training:  # copies must be of kinds that training can keep equal
             here &= _among(every.holds[:, :ranks], candidates.holds) | (every.copies == 1)
         column = np.flatnonzero(here)
         finder = _Finder(problem, carried)
@@ -127,7 +129,7 @@ class CarriedRows:
         return self.locator.by_holder_set(self.counted)
 
     def start(self) -> Ints | None:
-        """The rows of the start, [C, K]; None where that exceeds a capacity."""
+        """Return the rows of the start, [C, K]; None if that exceeds a capacity."""
         problem, classes, ranks = self.problem, len(self.problem.classes), self.problem.ranks
         every, rows = self.locator.holder_sets, self.by_holder_set[:classes]
         left = np.setdiff1d(np.arange(len(every)), self.column)
@@ -144,13 +146,14 @@ class CarriedRows:
         return counts if keep_capacity(problem, self.sets, counts) else None
 
     def counts_of(self, plan: Plan) -> Ints:
-        """The rows of a plan of the new problem, whose holder sets are among the candidates."""
+        """Return the rows of a plan of the new problem, whose holder sets are among the
+        candidates."""
         there = RowLocator(plan)
         finder = ClassFinder(self.problem.profile, self.problem.classes)
         return there.counts_in(self.sets, there.count(finder))
 
     def moving_seconds(self, counts: Ints) -> float:
-        """What a rank takes for the copies over links that lead to `counts` [C, K], on average."""
+        """Return a rank's mean seconds for the copies over links that lead to `counts` [C, K]."""
         flows = self._flows(counts)
         price = self.cost.seconds[flows.before, flows.after]
         return (
@@ -158,7 +161,7 @@ class CarriedRows:
         )
 
     def link_bytes(self, counts: Ints) -> float:
-        """The bytes over links that lead to `counts` [C, K]."""
+        """Return the bytes over links that lead to `counts` [C, K]."""
         holds, ranks = self.locator.holder_sets.holds.astype(np.int64), self.problem.ranks
         copies = whole_dot(1 - holds[:, :ranks], holds[:, :ranks].T)
         copies[self.carried.nowhere] = 0  # there is nothing to copy
@@ -178,7 +181,8 @@ class CarriedRows:
         return net_flows(self.by_holder_set, self._target(counts), self.cost)
 
     def _target(self, counts: Ints) -> Ints:
-        """Rows of all classes by the locator's holder sets, those of dropped tables nowhere."""
+        """Return the rows of all classes by the locator's holder sets, those of dropped tables
+        nowhere."""
         now, classes = self.by_holder_set, len(counts)
         target = np.zeros_like(now)
         target[:classes, self.column] = counts
@@ -186,12 +190,12 @@ class CarriedRows:
         return target
 
     def _row_bytes(self, tables: tuple[Table, ...]) -> Ints:
-        """Bytes of a row of each table, with its optimizer state."""
+        """Return the bytes of a row of each table, with its optimizer state."""
         mode = self.problem.workload.mode
         return np.array([table.memory_bytes(mode) for table in tables])
 
     def moved(self, counts: Ints) -> MovedLayout:
-        """The rows and slots with which each holder set has the rows of `counts` [C, K]."""
+        """Return the rows and slots with which each holder set has the rows of `counts` [C, K]."""
         carried, ranks, every = self.carried, self.problem.ranks, self.locator.holder_sets
         widths = np.arange(len(carried.layout.slots))
         relocation = relocate(
@@ -226,19 +230,19 @@ class CarriedRows:
         )
 
     def migration_to(self, plan: Plan) -> Migration:
-        """What it takes to get to another plan of the new problem, whose rows are where they are by
-        that alone."""
+        """Return the migration to another plan of the new problem, which alone decides where its
+        rows are."""
         there, ranks, nowhere = RowLocator(plan), self.problem.ranks, self.carried.nowhere
         before, after = self.locator.holder_sets, padded(there.holder_sets, nowhere + 1)
         tables = self.carried.tables[: self.carried.new_tables]
-        found = compare_placements(self.locator, there, after, self._row_bytes(tables))
+        moved = compare_placements(self.locator, there, after, self._row_bytes(tables))
         cost = MigrationCost.by_links(before, after, self.links)
-        matrix = link_bytes(found.bytes, before, after, cost)[:ranks]
+        matrix = link_bytes(moved.bytes, before, after, cost)[:ranks]
         new = int(self.by_holder_set[: len(self.problem.classes), nowhere].sum())
-        return Migration(found.rows - new, matrix[:, :nowhere], new, float(matrix[:, -1].sum()))
+        return Migration(moved.rows - new, matrix[:, :nowhere], new, float(matrix[:, -1].sum()))
 
 
 def _among(holds: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether each set's holders [G, M] are those of a known set."""
+    """Return a mask of the sets whose holders [G, M] equal those of a known set."""
     same: NDArray[np.bool_] = (holds[:, None] == known[None]).all(axis=2).any(axis=1)
     return same

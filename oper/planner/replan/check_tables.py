@@ -1,4 +1,4 @@
-"""Whether a profile is of an older plan's tables, and how they changed."""
+"""Comparison of a profile's tables with those of an older plan."""
 
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -18,11 +18,11 @@ def check_tables(plan: Plan, profile: Profile) -> None:
         return
     known = {table.name: table for table in plan.tables}
     for table in profile.tables:
-        mine = known.get(table.name)
-        if mine is None or fingerprint([mine]) != fingerprint([table]):
+        new_table = known.get(table.name)
+        if new_table is None or fingerprint([new_table]) != fingerprint([table]):
             raise OperError(
                 f"table {table.name!r} has {table.describe()} in the profile, and in the plan "
-                f"{mine.describe() if mine else 'there is none of that name'}; "
+                f"{new_table.describe() if new_table else 'there is none of that name'}; "
                 f"{count_by_the_plan()}"
             )
     raise OperError(
@@ -47,7 +47,7 @@ class TableChanges:
 
     @staticmethod
     def between(plan: Plan, profile: Profile) -> "TableChanges":
-        """OperError where rows of the plan are other rows in the profile, or none of them is
+        """Raise OperError if rows of the plan are other rows in the profile, or none of them is
         there."""
         known = {table.name: table for table in plan.numbered_tables()}
         numbered = profile.numbered_tables()
@@ -73,7 +73,7 @@ class TableChanges:
 
 
 def _check_rows_stay(old: Table, new: Table) -> None:
-    """OperError where row r of the old table is not row r of the new one."""
+    """Raise OperError if row r of the old table is not row r of the new one."""
 
     def refuse(why: str, remedy: str) -> NoReturn:
         raise OperError(

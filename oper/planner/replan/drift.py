@@ -49,7 +49,7 @@ OUTDATED = 0.1
 class TableDrift:
     """A table's part of the transfer time, in seconds."""
 
-    DERIVED: ClassVar = ("worse_seconds",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("worse_seconds",)  # in JSON in addition to the fields
 
     table: str
     slowest_rank_seconds: float  # of the slowest rank's T
@@ -59,7 +59,7 @@ class TableDrift:
 
     @property
     def worse_seconds(self) -> float:
-        """What its placement, being out of date, costs a rank on average."""
+        """Mean cost per rank of the table's outdated placement, in seconds."""
         return self.mean_seconds - self.fresh_mean_seconds
 
 
@@ -112,7 +112,7 @@ class Drift(Summarised):
     the plan is slower: `rank_seconds` and `tables` are transfer times, on the judging data.
     """
 
-    DERIVED: ClassVar = ("advice", "verdict")  # in JSON beside the fields
+    DERIVED: ClassVar = ("advice", "verdict")  # in JSON in addition to the fields
 
     judgement: Judgement
     made_step_seconds: float | None
@@ -129,7 +129,7 @@ class Drift(Summarised):
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to keep the plan, or to replace it as the advice says."""
+        """Advice reduced to "keep" or "replan"."""
         return "keep" if self.advice == Choice.KEEP else "replan"
 
     @property
@@ -148,7 +148,8 @@ class Drift(Summarised):
         return self.judgement.threshold
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper drift --json`, but those that name the plan and the profile."""
+        """Return the fields of `oper drift --json`, without the names of the plan and the
+        profile."""
         content: dict[str, Any] = to_json(self)
         return content
 
@@ -173,7 +174,7 @@ class Window:
 
     @property
     def too_small(self) -> bool:
-        """Whether its counts are too few to tell drift from chance."""
+        """True if the window's counts are too few to tell drift from chance."""
         return self.drift.judgement.too_small
 
     @property
@@ -183,15 +184,15 @@ class Window:
         return self.iterations * self.drift.judgement.gain_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """One of the windows of `oper drift --all-windows --json`."""
-        own = {
+        """Return one of the windows of `oper drift --all-windows --json`."""
+        fields = {
             "samples": self.samples,
             "accesses": self.accesses,
             "too_small": self.too_small,
             "iterations": self.iterations,
             "cost_seconds": self.cost_seconds,
         }
-        return own | self.drift.to_json()
+        return fields | self.drift.to_json()
 
 
 @dataclass(frozen=True)
@@ -216,18 +217,18 @@ class WindowDrift(Summarised):
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to replan in any window that is large enough to tell."""
+        """Verdict "replan" if any window that is large enough to tell has it, else "keep"."""
         verdicts = {window.drift.verdict for window in self.judged.values()}
         return "replan" if "replan" in verdicts else "keep"
 
     @property
     def threshold(self) -> float:
-        """What is tolerated in every window, as a share."""
+        """Tolerated excess in every window, as a share."""
         return self.windows[0].drift.threshold
 
     @property
     def cost_seconds(self) -> float:
-        """What not re-planning costs in all windows that are large enough to tell."""
+        """Total cost of not re-planning, in all windows that are large enough to tell."""
         return float(np.sum([window.cost_seconds for window in self.judged.values()]))
 
     @property
@@ -238,7 +239,8 @@ class WindowDrift(Summarised):
         return self.cost_seconds / best if best > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper drift --all-windows --json`, but those that name plan and profile."""
+        """Return the fields of `oper drift --all-windows --json`, without the names of plan and
+        profile."""
         return {
             "verdict": self.verdict,
             "cost_seconds": self.cost_seconds,
@@ -253,9 +255,12 @@ class WindowDrift(Summarised):
         windows = content.get("windows")
         if not isinstance(windows, list) or not windows:
             raise ValueError("KeyError: 'windows'")
-        found = [(Drift.from_json(each), typed(each, _WindowLength, 1)) for each in windows]
+        read = [(Drift.from_json(each), typed(each, _WindowLength, 1)) for each in windows]
         return WindowDrift(
-            tuple(Window(drift, own.samples, own.accesses, own.iterations) for drift, own in found)
+            tuple(
+                Window(drift, length.samples, length.accesses, length.iterations)
+                for drift, length in read
+            )
         )
 
 
@@ -275,7 +280,7 @@ def drift_by_window(
     threshold = finite_number(threshold, "threshold")
     if isinstance(windows, Path | str):
         windows = Profile.load_windows(windows)
-    found: list[Window] = []
+    judged: list[Window] = []
     unknown = UnknownValues()
     before: Profile | None = None  # the window before that is large enough
     for window in windows:
@@ -283,13 +288,13 @@ def drift_by_window(
         unknown.add(window)
         under = _drift(plan, window, before, threshold, report)
         iterations = window.samples / plan.workload.batch_size
-        found.append(Window(under, window.samples, window.total_accesses, iterations))
+        judged.append(Window(under, window.samples, window.total_accesses, iterations))
         for read in filter(None, (window, window.preceding, before)):
             read.release()  # so that the memory is that of few windows' counters
-        if not found[-1].too_small:
+        if not judged[-1].too_small:
             before = window
     unknown.tell()
-    return WindowDrift(tuple(found))
+    return WindowDrift(tuple(judged))
 
 
 def drift(
@@ -379,16 +384,17 @@ def _vocabularies(profile: Profile) -> tuple[VocabularyDrift, ...]:
     accesses = dict(
         zip((t.name for t in profile.tables), profile.accesses_of_tables.tolist(), strict=True)
     )
-    found = [
+    drifts = [
         VocabularyDrift(table, unknown / accesses[table])
         for table, unknown in profile.unknown_accesses.items()
         if table in complete
     ]
-    return tuple(sorted(found, key=lambda each: -each.unknown_share))
+    return tuple(sorted(drifts, key=lambda table_drift: -table_drift.unknown_share))
 
 
 def _parts(problem: ClassProblem, plan: PricedPlan) -> list[Cost]:
-    """Each table's part of a plan's cost, by the AllReduce of the whole, latencies left out."""
+    """Return each table's part of a plan's cost, by the AllReduce of the whole, latencies left
+    out."""
     sets, method = plan.holder_sets, plan.cost.allreduce_method
     latencies = (
         (sets.everywhere, allreduce_cost(problem.topology, method).latency),
@@ -407,7 +413,8 @@ def _parts(problem: ClassProblem, plan: PricedPlan) -> list[Cost]:
 
 
 def _hot_set(classes: list[Classes], rows: list[Ints], then: float) -> HotSet:
-    """`rows` [C] of each class are in the plan's set, of the classes of one memory or of both."""
+    """Return the shares of a set in which the plan has `rows` [C] of each class, for the classes of
+    one memory or of both; `then` is the share when the plan was made."""
     accesses, of_class = (
         np.concatenate([getattr(each, name) for each in classes]) for name in ("accesses", "rows")
     )

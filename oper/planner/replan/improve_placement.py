@@ -1,15 +1,15 @@
 """Rows of each class by holder set that are worth moving to, from those of an older plan.
 
 In: `ClassProblem` of the new counts, the plan's rows by class and holder set, the cost of moves.
-Out: `PricedCounts`. Two starts are tried, with the replicas as they are and with those that pay
-now (`replica_changes.py`). From each, capacities are kept and imbalance is swapped away. Those that
-gain more than their copies over links cost are returned, best first: what copies between slots of
-one rank cost is known only when rows have their slots. Where ranks differ a third start comes from
+Out: `PricedCounts`. Two starts are tried, with the replicas as they are and with those that pay now
+(`replica_changes.py`). From each, capacities are kept and imbalance is swapped away. Those that
+gain more than their copies over links cost are returned, best first: the cost of copies between
+slots of one rank is known only when rows have their slots. If ranks differ a third start comes from
 a linear programme (`programme_with_moves.py`).
 
-A row given up as a replica may stay with any of its holders at no cost: such rows go where memory
-is left, in turn, so that rows of much and of little traffic are spread evenly. Ranks above their
-capacity give their coldest rows to others. The imbalance that is left is removed by swaps
+A row given up as a replica may stay with any of its holders at no cost: such rows go to ranks with
+free memory, in turn, so that rows of much and of little traffic are spread evenly. Ranks above
+their capacity give their coldest rows to others. The imbalance that is left is removed by swaps
 (swaps.py) of single rows, each of which must gain more than its bytes cost over the horizon.
 """
 
@@ -46,7 +46,7 @@ from oper.topology.pooled_links import PooledTopology
 
 @dataclass(frozen=True)
 class PricedCounts:
-    """Rows of each class in each column, [C, K], and what they cost."""
+    """Rows of each class in each column, [C, K], and their cost."""
 
     counts: Ints
     cost: Cost
@@ -57,8 +57,8 @@ Counts = tuple[PricedCounts, ...]  # of each memory
 
 
 class _Start(NamedTuple):
-    """Rows by class and holder set to swap from, the price of swaps, and what their gain counts
-    for beside that of other starts."""
+    """Rows by class and holder set to swap from, the price of swaps, and the weight of their gain
+    compared with other starts."""
 
     counts: Ints
     price: Floats
@@ -70,8 +70,8 @@ FEWEST_MOVES = 1.1
 
 
 def candidate_sets(problem: ClassProblem, free: FreeMoves | None, fresh: HolderSets) -> HolderSets:
-    """Holder sets that rows may newly get: those that planning uses, beside those of a plan from
-    scratch."""
+    """Return the holder sets that rows may newly get: those that planning uses, and those of a plan
+    from scratch."""
     topology = problem.topology
     if isinstance(topology, PooledTopology):
         return fresh
@@ -93,8 +93,8 @@ def better_counts(
     horizon: float,
     free: FreeMoves | None,
 ) -> list[PricedCounts]:
-    """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
-    links, those that gain most first. `free` is there where a programme places the rows."""
+    """Return counts that gain more in `horizon` iterations than the seconds of their copies over
+    links, largest gain first. `free` is given if a programme places the rows."""
     price = migration_cost.seconds / problem.ranks / horizon
     starts = [
         _Start(now.counts, price),
@@ -112,8 +112,8 @@ def better_counts(
             continue
         cost = price_counts(problem, sets, counts)
         rounds = swap_rows(problem, sets, counts, cost, start.price)
-        found = PricedCounts(counts, price_counts(problem, sets, counts), rounds)
-        better.append((start.worth, found))
+        candidate = PricedCounts(counts, price_counts(problem, sets, counts), rounds)
+        better.append((start.worth, candidate))
     return best_first(problem, now, better, migration_cost, horizon)
 
 
@@ -124,22 +124,24 @@ def best_first(
     migration_cost: MigrationCost,
     horizon: float,
 ) -> list[PricedCounts]:
-    """Those of the `tried` counts that gain something in `horizon` iterations beyond the seconds of
-    their copies over links, those that gain most first, where each gain counts so many times."""
+    """Return the `tried` counts that gain more in `horizon` iterations than the seconds of their
+    copies over links, in descending order of their net gain times the factor that `tried` pairs
+    them with."""
 
-    def net_gain(found: PricedCounts) -> float:
-        flows = net_flows(now.counts, found.counts, migration_cost)
+    def net_gain(candidate: PricedCounts) -> float:
+        flows = net_flows(now.counts, candidate.counts, migration_cost)
         cost = moving_seconds(flows, problem.classes, migration_cost) / problem.ranks
-        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, candidate.cost)
         return gain * horizon - cost
 
-    gains = [(net_gain(found) * worth, found) for worth, found in tried]
+    gains = [(net_gain(candidate) * worth, candidate) for worth, candidate in tried]
     gains.sort(key=lambda priced: -priced[0])
-    return [found for gain, found in gains if gain > 0]
+    return [candidate for gain, candidate in gains if gain > 0]
 
 
 def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats) -> Ints:
-    """Counts with the copies that pay, by the AllReduce method with the least mean time."""
+    """Return the counts with the copies that pay, by the AllReduce method with the least mean
+    time."""
     if len(sets) == problem.ranks:
         return counts
     methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
@@ -150,7 +152,7 @@ def with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Fl
 
 
 def moving_seconds(flows: Flows, classes: Classes, migration_cost: MigrationCost) -> float:
-    """Seconds of all copies over the links, of all ranks together."""
+    """Return the seconds of all copies over the links, of all ranks together."""
     moved_bytes = flows.rows * classes.m[flows.row_class]
     return float(dot(moved_bytes, migration_cost.seconds[flows.before, flows.after]))
 
@@ -164,11 +166,11 @@ def give_owners(problem: ClassProblem, sets: HolderSets, counts: Ints, dropped: 
     target = (memory.sum() + float(dot(dropped.sum(axis=1), classes.m))) * problem.shares
     for k in np.flatnonzero(dropped.any(axis=0)):
         for w in classes.widest_first():
-            mine = np.flatnonzero((classes.width == w) & (dropped[:, k] > 0))
-            if not len(mine):
+            dropped_classes = np.flatnonzero((classes.width == w) & (dropped[:, k] > 0))
+            if not len(dropped_classes):
                 continue
-            mine = mine[np.argsort(-traffic[mine], kind="stable")]
-            row_class = np.repeat(mine, dropped[mine, k])
+            dropped_classes = dropped_classes[np.argsort(-traffic[dropped_classes], kind="stable")]
+            row_class = np.repeat(dropped_classes, dropped[dropped_classes, k])
             room = np.where(sets.holds[k], np.clip(target - memory, 0, None), 0.0)
             room = room if room.any() else sets.holds[k].astype(float)
             ends = np.rint(np.cumsum(room / room.sum()) * len(row_class)).astype(np.int64)

@@ -4,12 +4,12 @@ In: `Problem` of the new counts, priced by the vectors of the plan's own bags; i
 holder set, those of a plan from scratch, the cost of moves. Out: `PricedCounts`, best first, as of
 improve_placement.py.
 
-What a copy saves depends on the other rows of its bags, so that rows cannot be decided one by one
-as they are elsewhere. Two starts are tried: the rows as they are, and the copies and nodes of the
-plan from scratch, each node's rows staying on their ranks as far as there are as many. From each,
-rows are swapped between the ranks of nodes while that pays, which changes no bag's vectors; and
-between all ranks, where tables may be spread over all nodes. Gains are those of the vectors that
-follow.
+The saving of a copy depends on the other rows of its bags, so rows cannot be decided one by one,
+unlike those of tables that are not pooled. Two starts are tried: the rows as they are, and the
+copies and nodes of the plan from scratch, each node's rows staying on their ranks as far as there
+are as many. From each, rows are swapped between the ranks of nodes while that pays, which changes
+no bag's vectors; and between all ranks, if tables may be spread over all nodes. Gains are those of
+the vectors that follow.
 """
 
 import numpy as np
@@ -38,8 +38,8 @@ def better_pooled_counts(
     migration_cost: MigrationCost,
     horizon: float,
 ) -> list[PricedCounts]:
-    """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
-    links, those that gain most first; `fresh` [C, K] are those of a plan from scratch."""
+    """Return counts that gain more in `horizon` iterations than the seconds of their copies over
+    links, largest gain first; `fresh` [C, K] are the counts of a plan from scratch."""
     price = migration_cost.seconds / problem.ranks / horizon
     of_swaps = np.array(problem.classes.width_memory)[:, None, None] * (price + price.T)
     # Elsewhere all rows with one owner are on their tables' nodes, and swaps would spread them.
@@ -60,19 +60,19 @@ def better_pooled_counts(
 
 
 def _near(problem: Problem, now: Ints, wanted: Ints) -> Ints:
-    """Counts [C, K] with as many rows of each class on each node, and as many copies, as `wanted`,
-    on its ranks as far as `now` has them there."""
-    found, traffic = wanted.copy(), problem.classes.traffic_bytes(problem.workload)
+    """Return the counts [C, K] with as many rows of each class on each node, and as many copies, as
+    `wanted`, on its ranks as far as `now` has them there."""
+    near, traffic = wanted.copy(), problem.classes.traffic_bytes(problem.workload)
     node_of = np.array(problem.topology.node_of)
     for node in range(problem.topology.nodes):
-        mine = np.flatnonzero(node_of == node)
-        load = np.zeros(len(mine))
-        old, rows = now[:, mine], wanted[:, mine].sum(axis=1)
+        node_ranks = np.flatnonzero(node_of == node)
+        load = np.zeros(len(node_ranks))
+        old, rows = now[:, node_ranks], wanted[:, node_ranks].sum(axis=1)
         there = old.sum(axis=1)
         equal = np.full(old.shape, 1.0)
         stay = split_evenly(
             np.minimum(rows, there), np.where(there[:, None] > 0, old, equal), load, traffic
         )
         stay = np.minimum(stay, old)  # shares that were rounded
-        found[:, mine] = stay + split_evenly(rows - stay.sum(axis=1), equal, load, traffic)
-    return found
+        near[:, node_ranks] = stay + split_evenly(rows - stay.sum(axis=1), equal, load, traffic)
+    return near

@@ -2,9 +2,9 @@
 
 In: `OldRows` of each memory, a horizon. Out: `PricedCounts` of each, for each try. Tried are the
 starts of improve_placement.py: the rows as they are, with the copies on devices that pay now, and,
-where ranks differ, those that one programme of both memories wants (programme_with_moves.py). From
-each, rows of both are swapped at once, as what one memory makes a rank pay decides what the other
-should. What each memory would move by itself is tried too, for each of them and for both.
+if ranks differ, those that one programme of both memories wants (programme_with_moves.py). From
+each, rows of both are swapped at once, because a rank's cost in one memory decides its share of the
+other. The moves of each memory by itself are tried too, for each of them and for both.
 """
 
 from collections.abc import Sequence
@@ -30,38 +30,41 @@ from oper.planner.row_placement.swap_together import Swappable, swap_together
 
 
 class _Start(NamedTuple):
-    """Rows of each memory to swap from, and what a move must gain, in times of its price."""
+    """Rows of each memory to swap from, and the gain that a move must have, in multiples of its
+    price."""
 
     counts: list[Ints]
     times_price: float = 1.0
-    worth: float = 1.0  # of its gain, beside that of other starts
+    worth: float = 1.0  # weight of its gain, compared with other starts
 
 
 def better_together(memories: Sequence[OldRows], horizon: float) -> list[Counts]:
-    """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
-    links, those that gain most first."""
+    """Return counts that gain more in `horizon` iterations than the seconds of their copies over
+    links, largest gain first."""
     now = tuple(each.now for each in memories)
     balance = memories[0].problem.asked.balance
     ranks = memories[0].problem.ranks
     old_seconds = aimed_of_all([each.cost for each in now], balance)
 
-    def net_gain(found: Counts) -> float:
+    def net_gain(candidate: Counts) -> float:
         moving = 0.0
-        for old, new in zip(memories, found, strict=True):
+        for old, new in zip(memories, candidate, strict=True):
             flows = net_flows(old.now.counts, new.counts, old.migration_cost)
             moving += moving_seconds(flows, old.problem.classes, old.migration_cost) / ranks
-        gain = old_seconds - aimed_of_all([each.cost for each in found], balance)
+        gain = old_seconds - aimed_of_all([each.cost for each in candidate], balance)
         return gain * horizon - moving
 
     by_itself = [(old.now, *old.better_counts(horizon)[:1]) for old in memories]
-    better: list[tuple[float, Counts]] = [(net_gain(found), found) for found in product(*by_itself)]
+    better: list[tuple[float, Counts]] = [
+        (net_gain(candidate), candidate) for candidate in product(*by_itself)
+    ]
     prices = [each.migration_cost.seconds / ranks / horizon for each in memories]
     for start in _starts(memories, prices):
         swapped = _swapped(memories, start, prices)
         if swapped is not None:
             better.append((net_gain(swapped) * start.worth, swapped))
     better.sort(key=lambda priced: -priced[0])
-    return [found for gain, found in better if gain > 0]
+    return [candidate for gain, candidate in better if gain > 0]
 
 
 def _starts(memories: Sequence[OldRows], prices: list[Floats]) -> list[_Start]:
@@ -88,7 +91,7 @@ def _starts(memories: Sequence[OldRows], prices: list[Floats]) -> list[_Start]:
 
 
 def _swapped(memories: Sequence[OldRows], start: _Start, prices: list[Floats]) -> Counts | None:
-    """The rows after the swaps that pay; None where a capacity is exceeded."""
+    """Return the rows after the swaps that pay; None if a capacity is exceeded."""
     swappable = []
     for old, counts, price in zip(memories, start.counts, prices, strict=True):
         problem, sets, counts = old.problem, old.locator.holder_sets, counts.copy()

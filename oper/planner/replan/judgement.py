@@ -51,7 +51,7 @@ class Judgement:
     have too few accesses to tell drift from chance, so that the advice is to keep the plan.
     """
 
-    DERIVED: ClassVar = ("advice", "verdict", "worse", "gain_seconds")  # in JSON beside the fields
+    DERIVED: ClassVar = ("advice", "verdict", "worse", "gain_seconds")  # in JSON too
     WHERE_ANY: ClassVar = ("too_small",)  # in JSON if true
 
     source: HeldOutSource | None
@@ -92,7 +92,8 @@ class Judgement:
         return self.candidates[2]
 
     def net_gain(self, candidate: Candidate) -> float:
-        """Return the seconds that a candidate saves within the horizon beyond what moving takes."""
+        """Return the seconds that a candidate saves within the horizon beyond the cost of
+        moving."""
         gain = self.keep.step_seconds - candidate.step_seconds
         return gain * self.horizon - candidate.moving_seconds
 
@@ -102,14 +103,15 @@ class Judgement:
         return self.net_gain(candidate) > 0 and gain > self.threshold * candidate.step_seconds
 
     def pays_after_steps(self, candidate: Candidate) -> int | None:
-        """Return the steps after which a candidate has saved what its moves took; None: never."""
+        """Return the steps after which a candidate has saved the cost of its moves; None: never."""
         gain = self.keep.step_seconds - candidate.step_seconds
         return math.ceil(candidate.moving_seconds / gain) if gain > 0 else None
 
     @property
     def best(self) -> Candidate:
-        """The candidate other than the running plan that gains most within the horizon. The first
-        of those whose steps differ by at most the threshold: replans move the fewest bytes."""
+        """The candidate other than the running plan that gains most within the horizon. Of
+        candidates whose steps differ by at most the threshold the first: replans move the fewest
+        bytes."""
         most = max(self.candidates[1:], key=self.net_gain)
         longest = (1 + self.threshold) * most.step_seconds
         return next(
@@ -126,7 +128,7 @@ class Judgement:
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to keep the plan, or to replace it as the advice says."""
+        """Advice reduced to "keep" or "replan"."""
         return "keep" if self.advice == Choice.KEEP else "replan"
 
     @property

@@ -1,14 +1,14 @@
-"""What a limit on bytes leaves of the moves that pay.
+"""Best placements within a limit on moved bytes.
 
-In: the rows of an older plan, what they are worth moving to, a horizon, bytes. Out: `Counts`, best
+In: the rows of an older plan, the counts worth moving to, a horizon, bytes. Out: `Counts`, best
 first, and the points of a curve. In a shorter horizon every byte is dearer: horizons from the given
 one down to one in which nothing pays lead to placements for fewer and fewer bytes, each by the
-moves that gain most for theirs. Between two of these a part of every class's moves is made. Memory
-is in proportion, so that capacities hold, and T is convex in the rows, so that at least this part
-of the gain is there.
+moves with the largest gain for their bytes. Between two of these a part of every class's moves is
+made. Memory is proportional to the part, so capacities hold, and T is convex in the rows, so at
+least this part of the gain is reached.
 
 The moves to a plan from scratch, CUT to the bytes, are tried too, a part of every class's and the
-hottest rows first: what a limit leaves is never worse than a new plan as far as the bytes go.
+hottest rows first: a limited plan is never worse than a new plan as far as the bytes go.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ class MoveLimit(NamedTuple):
     curve: bool = False
 
     def allows(self, link_bytes: float) -> bool:
-        """Whether so many may be moved."""
+        """Return True if so many bytes may be moved."""
         return self.most_bytes is None or link_bytes <= self.most_bytes
 
 
@@ -50,8 +50,8 @@ ALL_MOVES = MoveLimit()
 
 
 class MemoryRows(NamedTuple):
-    """What the rows of one memory may do: the holder sets that they may have, and what it costs to
-    bring them from one to another."""
+    """Possible moves of the rows of one memory: their possible holder sets, and the cost to bring
+    rows from one set to another."""
 
     problem: ClassProblem
     sets: HolderSets
@@ -66,26 +66,26 @@ class OldPlacement(Protocol):
 
     @property
     def now(self) -> Counts:
-        """With no moves but those that must be made."""
+        """Counts after only the moves that must be made."""
 
     @property
     def like_fresh(self) -> Counts:
-        """Where a plan from scratch has them."""
+        """Counts of a plan from scratch."""
 
     def better(self, horizon: float) -> Sequence[Counts]:
-        """What is worth moving to within so many iterations, best first."""
+        """Return the counts worth moving to within so many iterations, best first."""
 
     def link_bytes(self, counts: Counts) -> float:
-        """The bytes over links that lead there from the old plan."""
+        """Return the bytes over links that lead there from the old plan."""
 
     def aimed(self, counts: Counts) -> float:
-        """What plans make small, in seconds."""
+        """Return the objective of a plan with these counts, in seconds."""
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What a limit on bytes leaves, in seconds of what plans make small; None where the moves to a
-    plan from scratch, cut to it, are no plan that keeps the limits of memory."""
+    """Objective that a limit on moved bytes reaches, in seconds. `cut_aimed_seconds` is None if the
+    moves to a plan from scratch, cut to the limit, exceed the limits of memory."""
 
     most_bytes: float
     moved_bytes: float
@@ -94,7 +94,7 @@ class CurvePoint:
 
 
 class _Found(NamedTuple):
-    """A placement: what it takes to get there, and what plans make small."""
+    """Placement: the bytes over links that lead to it, and its objective."""
 
     link_bytes: float
     aimed: float
@@ -110,43 +110,44 @@ class LimitedMoves:
         self._between: dict[float, list[Counts]] = {}
 
     def tries(self) -> Sequence[Counts]:
-        """What is worth moving to within the horizon and the limit, best first."""
+        """Return the counts worth moving to within the horizon and the limit, best first."""
         if self._limit.most_bytes is None:
             return self._old.better(self._horizon)
         return self._within(self._limit.most_bytes)
 
     @cached_property
     def _found(self) -> list[_Found]:
-        """Placements by their bytes, each better than those of fewer."""
-        found = [self._priced(self._old.now)]
+        """Placements by their bytes, each better than all with fewer bytes."""
+        placements = [self._priced(self._old.now)]
         for step in range(_HORIZONS):
             tried = self._old.better(self._horizon / _STEP**step)
-            found.extend(self._priced(best) for best in tried[:1])
-            if not tried or found[-1].link_bytes <= found[0].link_bytes:
+            placements.extend(self._priced(best) for best in tried[:1])
+            if not tried or placements[-1].link_bytes <= placements[0].link_bytes:
                 break
-        found.sort(key=lambda each: each[:2])
-        kept = found[:1]
-        for each in found[1:]:
-            if each.aimed < kept[-1].aimed:
-                kept.append(each)
+        placements.sort(key=lambda placement: placement[:2])
+        kept = placements[:1]
+        for placement in placements[1:]:
+            if placement.aimed < kept[-1].aimed:
+                kept.append(placement)
         return kept
 
     def _priced(self, counts: Counts) -> _Found:
         return _Found(self._old.link_bytes(counts), self._old.aimed(counts), counts)
 
     def _within(self, most_bytes: float) -> list[Counts]:
-        """Placements better than the one without moves, for at most so many bytes, best first."""
+        """Return placements better than the one without moves, for at most `most_bytes`, best
+        first."""
         least, aimed = self._least_bytes, self._old.aimed
         fit = [each.counts for each in self._found if each.link_bytes <= most_bytes]
-        # Of few rows fewer may gain more, as the others are on the way to being even.
+        # With few rows a part of the moves may gain more, because loads are uneven on the way.
         for halved in range(_POINTS):
             limit = least + (most_bytes - least) / 2**halved
             fit.extend((*self._parts_between(limit), *self._cut(limit)))
         return sorted((e for e in fit if aimed(e) < aimed(self._old.now)), key=aimed)
 
     def curve(self) -> tuple[CurvePoint, ...]:
-        """What limits leave, from a few of the bytes to all those of the moves that pay, where that
-        is asked for."""
+        """Return the points for limits from a few of the bytes to all bytes of the moves that pay;
+        none if no curve is asked for."""
         if not self._limit.curve:
             return ()
         before = self._least_bytes
@@ -164,11 +165,12 @@ class LimitedMoves:
 
     @cached_property
     def _least_bytes(self) -> float:
-        """What must move."""
+        """Bytes that must move under any limit."""
         return self._old.link_bytes(self._old.now)
 
     def _parts_between(self, most_bytes: float) -> list[Counts]:
-        """A part of the moves from the last placement that takes no more bytes to the next."""
+        """Return a part of the moves from the last placement that takes no more bytes to the
+        next."""
         if most_bytes not in self._between:
             self._between[most_bytes] = [
                 part
@@ -179,14 +181,15 @@ class LimitedMoves:
         return self._between[most_bytes]
 
     def _cut(self, most_bytes: float) -> list[Counts]:
-        """The moves to the plan from scratch, cut to so many bytes."""
+        """Return the moves to the plan from scratch, cut to so many bytes."""
         if most_bytes not in self._cuts:
             parts = self._parts(self._old.now, self._old.like_fresh, most_bytes)
             self._cuts[most_bytes] = list(parts)
         return self._cuts[most_bytes]
 
     def _parts(self, before: Counts, after: Counts, most_bytes: float) -> Iterator[Counts]:
-        """The most of the moves from one placement to another, evenly and hottest rows first."""
+        """Yield the most of the moves from one placement to another, evenly and hottest rows
+        first."""
         if self._old.link_bytes(after) <= most_bytes:
             yield after
             return
@@ -199,9 +202,9 @@ class LimitedMoves:
             for _ in range(_HALVINGS):
                 share = (few + many) / 2
                 made = tuple(each.part(share) for each in moves)
-                found = tuple(each for each in made if each is not None)
-                if len(found) == len(made) and self._old.link_bytes(found) <= most_bytes:
-                    best, few = found, share
+                part = tuple(each for each in made if each is not None)
+                if len(part) == len(made) and self._old.link_bytes(part) <= most_bytes:
+                    best, few = part, share
                 else:
                     many = share
             if best is not None:
@@ -215,13 +218,13 @@ class _Moves:
         self._memory, self._before = rows, before
         flows, classes = net_flows(before, after, rows.cost), rows.problem.classes
         heat = (classes.traffic_bytes(rows.problem.workload) / classes.m)[flows.row_class]
-        # Of those between the same holders a part takes as many of the hotter as of the colder.
+        # A part of the moves between the same holders takes as many hotter as colder rows.
         order = np.lexsort((-heat,) if hottest_first else (-heat, flows.after, flows.before))
         self._flows = Flows(*(getattr(flows, f.name)[order] for f in fields(Flows)))
         self._hottest_first = hottest_first
 
     def part(self, share: float) -> PricedCounts | None:
-        """The rows after a share of the moves; None where a capacity is exceeded."""
+        """Return the rows after a share of the moves; None if a capacity is exceeded."""
         problem, sets, _ = self._memory
         rows = self._flows.rows
         ends = np.cumsum(rows)

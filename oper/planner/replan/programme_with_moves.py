@@ -1,18 +1,18 @@
-"""Where ranks differ: the rows worth moving, by a linear programme that knows what moves cost.
+"""Rows worth moving if ranks differ, by a linear programme that includes the cost of moves.
 
 In: `ClassProblem`, rows of each class by holder set, the price of moves. Out: the rows wanted. The
-programme is that of `oper/planner/lp/restricted_master.py`, but that rows are somewhere already: of
-the n[b, g] rows of bucket b that are in holder set g the share x[b, g, k] goes to set k,
+programme is that of `oper/planner/lp/restricted_master.py`, but rows already have places: of the
+n[b, g] rows of bucket b that are in holder set g the share x[b, g, k] goes to set k,
 
     minimise T + Σ x[b, g, k] · n[b, g] · m[b] · price[g, k]   over x ≥ 0, Σ_k x[b, g, k] = 1
 
 within the same limits, and with the aim "link" Z and then T in the place of T. It has columns for
-the rows that stay and for those that go where they would be if moves cost nothing; others are added
-while they pay at the programme's own prices.
+rows that stay and for rows that go to their place in a plan with free moves; others are added while
+they pay at the programme's own prices.
 
-The last percents of what moves gain take most of their bytes, on links where every move pays within
-some hundred iterations. So where many rows would move, a second programme has the least moves that
-leave LAST_GAIN of it.
+The last percents of the gain take most of the moved bytes, on links on which every move pays within
+some hundred iterations. So if many rows would move, a second programme minimises the moves that
+keep LAST_GAIN of the gain.
 
 Rows in two memories of the same ranks have one programme: pairs, columns and limits are those of
 both, and T of a rank is the sum.
@@ -43,36 +43,37 @@ from oper.planner.lp.restricted_master import (
 )
 from oper.planner.problem.problem import ClassProblem
 
-LAST_GAIN = 0.03  # of what moves gain: the moves that it would take are not made
-_FEW = 0.05  # of all bytes: where less is moved, all of it is
+LAST_GAIN = 0.03  # share of the gain that is given up to save its moves
+_FEW = 0.05  # of all bytes: if less is moved, all moves are made
 _ROUNDS = 40  # of new columns, at most
 _TOLERANCE = 1e-5  # of the value, to the best bound on it
 
 
 @dataclass(frozen=True)
 class FreeMoves:
-    """Where the rows of each class would be if moves cost nothing."""
+    """Best placement of the rows of each class if moves cost nothing."""
 
     items: PricingItems
     placement: FractionalPlacement
 
     @staticmethod
     def of(problem: ClassProblem) -> "FreeMoves":
-        """By the AllReduce method with which the slowest rank takes the least time."""
+        """Return the best placement by the AllReduce method with which the slowest rank takes the
+        least time."""
         methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
         aim, limits = problem.asked.balance, (problem.capacity_bytes, problem.budget_bytes)
-        found = []
+        placements = []
         for method in methods:
             items = pricing_items(problem.classes, problem.topology, problem.workload, method)
             solved = solve_items(items, problem.topology, *limits, aim)
-            found.append(FreeMoves(items, solved))
-        return min(found, key=lambda free: free.placement.seconds)
+            placements.append(FreeMoves(items, solved))
+        return min(placements, key=lambda free: free.placement.seconds)
 
     @staticmethod
     def together(problems: Sequence[ClassProblem]) -> "list[FreeMoves]":
-        """The same of each of several memories, with which the slowest rank takes the least time in
-        all of them, in training."""
-        found = []
+        """Return the best placement in each of several memories, with which the slowest rank takes
+        the least time in all of them, in training."""
+        choices = []
         for methods in product(*(METHODS if p.budget_bytes > 0 else METHODS[:1] for p in problems)):
             items = [
                 pricing_items(p.classes, p.topology, p.workload, method)
@@ -84,13 +85,13 @@ class FreeMoves:
                     for p, of in zip(problems, items, strict=True)
                 ]
             )
-            found.append([FreeMoves(*each) for each in zip(items, solved, strict=True)])
-        return min(found, key=lambda free: free[0].placement.seconds)
+            choices.append([FreeMoves(*each) for each in zip(items, solved, strict=True)])
+        return min(choices, key=lambda free: free[0].placement.seconds)
 
 
 class MovableRows(NamedTuple):
     """The rows of one memory: `counts` [C, K] by class and holder set, the `price` [K, K] of a
-    row's move, in seconds per byte and iteration, and where rows would be if moves cost nothing, in
+    row's move, in seconds per byte and iteration, and the best placement if moves cost nothing, in
     holder sets that are among `sets`."""
 
     problem: ClassProblem
@@ -102,15 +103,15 @@ class MovableRows(NamedTuple):
 
 @dataclass(frozen=True)
 class WantedRows:
-    """Rows of each class by holder set, [C, K], and how many times its price a further move must
-    gain."""
+    """Rows of each class by holder set, [C, K], and the multiple of its price that a further move
+    must gain."""
 
     counts: Ints
     times_price: float
 
 
 def counts_by_programme(memories: Sequence[MovableRows]) -> list[WantedRows]:
-    """The rows wanted in each holder set of each memory."""
+    """Return the rows wanted in each holder set of each memory."""
     programme = _Programme(memories)
     shares, times_price = programme.solve()
     return [
@@ -150,40 +151,40 @@ class _Pairs:
         self.stay = np.eye(len(sets))[self.before]
 
     def whole_rows(self, shares: Floats) -> Ints:
-        """Rows [C, K] by the shares of each pair's."""
+        """Return the rows [C, K] by the shares of each pair's."""
         problem, sets, counts, _, free = self.of
         row_class, before = np.nonzero(counts)
         traffic = problem.classes.traffic_bytes(problem.workload)[row_class]
-        order = np.argsort(-traffic, kind="stable")  # what rounding takes colder rows make up for
+        order = np.argsort(-traffic, kind="stable")  # colder rows make up for rounding
         row_class, before, traffic = row_class[order], before[order], traffic[order]
         ordered = self.bucket * len(sets) + self.before
         pair = np.searchsorted(ordered, free.placement.bucket[row_class] * len(sets) + before)
         whole = whole_by_shares(counts[row_class, before], shares[pair], pair, traffic)
-        found = np.zeros_like(counts)
-        np.add.at(found, row_class, whole)
-        return found
+        rows = np.zeros_like(counts)
+        np.add.at(rows, row_class, whole)
+        return rows
 
     def cheapest(self, dual: Floats) -> tuple[Ints, float]:
-        """Where the rows of each pair cost least at the prices of the limits, and what all do
-        there."""
+        """Return the holder set of least cost for the rows of each pair at the prices of the
+        limits, and the total cost there."""
         cost = dot(self.uses, dual[self.at])[self.bucket] + self.moving
         cost = np.where(self.allowed, cost, np.inf)
         return cost.argmin(axis=1), float(dot(self.rows, cost.min(axis=1)))
 
     def uses_by(self, shares: Floats) -> Floats:
-        """What rows placed by `shares` use of all limits."""
+        """Return the use of all limits by rows placed by `shares`."""
         uses = self.uses[self.bucket]
         return self.in_all(
             dot((self.rows[:, None] * shares).ravel(), uses.reshape(shares.size, -1))
         )
 
     def uses_of_columns(self) -> Floats:
-        """What each column uses of all limits, [columns, limits]."""
+        """Return the use of all limits by each column, [columns, limits]."""
         pair, after = np.nonzero(self.columns)
         return self.in_all(self.rows[pair, None] * self.uses[self.bucket[pair], after])
 
     def in_all(self, uses: Floats) -> Floats:
-        """Uses of this memory's limits as uses of all, in the last axis."""
+        """Return uses of this memory's limits as uses of all, in the last axis."""
         every = np.zeros((*uses.shape[:-1], self.limits_in_all))
         every[..., self.at] = uses
         return every
@@ -193,7 +194,7 @@ class _Programme:
     """The programme over the pairs of all memories."""
 
     def __init__(self, memories: Sequence[MovableRows]) -> None:
-        given = [
+        items = [
             MemoryItems(
                 of.free.items.merged(of.free.placement.bucket),
                 of.problem.topology,
@@ -203,24 +204,24 @@ class _Programme:
             for of in memories
         ]
         aim = memories[0].problem.asked.balance
-        # Links are aimed at in one memory alone, as the limits of both are seconds of ranks.
-        second = sum(ScaledLimits(each, "time").second for each in given)
-        limits = [ScaledLimits(each, aim, second) for each in given]
+        # Links are the aim in one memory only: the limits of both are seconds of ranks.
+        second = sum(ScaledLimits(each, "time").second for each in items)
+        limits = [ScaledLimits(each, aim, second) for each in items]
         self.first = limits[0]
         ranks = memories[0].problem.ranks
-        own = [len(each.limit) - ranks for each in limits]
+        own_limits = [len(each.limit) - ranks for each in limits]
         self.limit = np.concatenate([self.first.limit, *(of.limit[ranks:] for of in limits[1:])])
         self.aims = np.concatenate(
-            [self.first.aims, np.zeros((sum(own[1:]), len(self.first.weights)))]
+            [self.first.aims, np.zeros((sum(own_limits[1:]), len(self.first.weights)))]
         )
         self.pairs = []
-        for n, (of, mine) in enumerate(zip(memories, limits, strict=True)):
-            at = np.r_[np.arange(ranks), ranks + sum(own[:n]) + np.arange(own[n])]
-            self.pairs.append(_Pairs(of, mine, at, len(self.limit)))
+        for n, (of, memory_limits) in enumerate(zip(memories, limits, strict=True)):
+            at = np.r_[np.arange(ranks), ranks + sum(own_limits[:n]) + np.arange(own_limits[n])]
+            self.pairs.append(_Pairs(of, memory_limits, at, len(self.limit)))
 
     def solve(self) -> tuple[list[Floats], float]:
-        """The shares of each pair's rows that go to each holder set, [pairs, K] of each memory, and
-        how many times its price a further move must gain."""
+        """Return the shares of each pair's rows that go to each holder set, [pairs, K] of each
+        memory, and the multiple of its price that a further move must gain."""
         stay = [pairs.stay for pairs in self.pairs]
         best = self._all_that_pay()
         if best is None:
@@ -236,13 +237,13 @@ class _Programme:
         return (best.shares, 1.0) if least is None else (least.shares, least.times_price)
 
     def _all_that_pay(self) -> "_Optimum | None":
-        """The optimum over all columns; None where the solver has none."""
+        """Return the optimum over all columns; None if the solver has none."""
         best, best_bound, best_dual = None, -np.inf, None
         for _ in range(_ROUNDS):
-            found = self._optimum()
-            if found is None:
+            optimum = self._optimum()
+            if optimum is None:
                 break
-            best, best_dual = found, found.dual if best_dual is None else best_dual
+            best, best_dual = optimum, optimum.dual if best_dual is None else best_dual
             new = [pairs.columns.copy() for pairs in self.pairs]
             for prices in (best.dual / 4 + best_dual * 3 / 4, best.dual):
                 cheapest = [pairs.cheapest(prices) for pairs in self.pairs]
@@ -260,13 +261,13 @@ class _Programme:
         return best
 
     def _aimed(self, shares: list[Floats]) -> float:
-        """What the programme makes small but for the moves, where the rows are by `shares`."""
+        """Return the programme's objective without the moves, for rows placed by `shares`."""
         uses = sum(pairs.uses_by(of) for pairs, of in zip(self.pairs, shares, strict=True))
         return float(dot(self.first.weights, -(self.aims * np.asarray(uses)[:, None]).min(axis=0)))
 
     def _optimum(self, most: float | None = None) -> "_Optimum | None":
-        """The optimum over the columns so far, or the one with the least moves of those that make
-        the aim at most `most`; None where the solver has none."""
+        """Return the optimum over the columns so far, or the solution with the least moves among
+        those whose aim is at most `most`; None if the solver has none."""
         columns = [np.nonzero(pairs.columns) for pairs in self.pairs]
         uses = np.concatenate([pairs.uses_of_columns() for pairs in self.pairs])
         first_pair = np.cumsum([0, *(len(pairs.rows) for pairs in self.pairs)])
@@ -295,23 +296,25 @@ class _Programme:
         )
         if result.status != 0:
             return None
-        found, begin = [], 0
+        memory_shares, begin = [], 0
         for pairs, (p, after) in zip(self.pairs, columns, strict=True):
             shares = np.zeros(pairs.columns.shape)
             shares[p, after] = np.maximum(result.x[begin : begin + len(p)], 0.0)
-            found.append(shares)
+            memory_shares.append(shares)
             begin += len(p)
         dual = np.maximum(-result.ineqlin.marginals, 0.0)
         aimed = float(dot(self.first.weights, result.x[len(pair) :]))
         saved = float(dual[-1]) if most is not None else 1.0  # moves, by a second of the aim
         times_price = 1 / saved if 0 < saved < 1 else 1.0
-        return _Optimum(float(result.fun), aimed, found, dual[: len(self.limit)], times_price)
+        return _Optimum(
+            float(result.fun), aimed, memory_shares, dual[: len(self.limit)], times_price
+        )
 
 
 class _Optimum(NamedTuple):
     """A solution of the programme: its value with and without the moves, the shares of each pair,
-    [pairs, K] of each memory, the prices of the limits, and how many times its price a further move
-    must gain."""
+    [pairs, K] of each memory, the prices of the limits, and the multiple of its price that a
+    further move must gain."""
 
     value: float
     aimed: float

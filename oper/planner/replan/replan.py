@@ -2,9 +2,9 @@
 
 In: `Plan`, a newer `Profile`, a horizon. Out: `Replanned`, with the new `Plan` and its `RowMoves`.
 Which rows move is decided in replan_one_memory.py. A plan with a tier is two such plans, and its
-tables stay in the memory they are in (replan_with_tier.py). Where tables, ranks, links or limits
-are others, the old rows are carried over first (replan_changed.py). Whether that pays is judged on
-data that neither plan was made from (judge.py), as `oper drift` does.
+tables stay in the memory they are in (replan_with_tier.py). If tables, ranks, links or limits are
+others, the old rows are carried over first (replan_changed.py). Whether that pays is judged on data
+that neither plan was made from (judge.py), as `oper drift` does.
 """
 
 from collections.abc import Callable
@@ -40,24 +40,23 @@ def replan(
     max_move: int | str | None = None,
     curve: bool = False,
 ) -> Replanned:
-    """Plan for the counts of `profile` by moving rows of `plan` where that pays within `horizon`
+    """Plan for the counts of `profile` by moving rows of `plan` if that pays within `horizon`
     iterations; `replanned.plan.save(folder)` writes the new plan, with the moves and the profile's
     vocabularies.
 
     Tables of the profile may have more rows than in the plan, the new ones at the end, and be new,
-    and others may be gone; equal numbers must be the same rows. `topology` and
-    `extra_memory` are the plan's where they are not given; rank r of another topology is rank r of
-    the plan's. At most `max_move` bytes go over links: a number, a size such as "64MB", or a share
-    of the tables' bytes such as "1%". `replanned.curve` has what other limits would leave, where
-    `curve` asks for it.
+    and others may be gone; equal numbers must be the same rows. `topology` and `extra_memory` are
+    the plan's if they are not given; rank r of another topology is rank r of the plan's. At most
+    `max_move` bytes go over links: a number, a size such as "64MB", or a share of the tables' bytes
+    such as "1%". `replanned.curve` has the results of other limits, if `curve` asks for it.
 
     Plan and profile may be given by their folders, and a topology by its name or file; the new
     plan's record has the digest of an old one's folder. `report` is called with the name of each
     step as it begins.
 
-    Raises OperError where a table of the plan and the profile changed otherwise, `horizon` is below
-    1, the ranks cannot hold the tables, more than `max_move` has to move, or a plan with a tier is
-    to have other tables, ranks or limits.
+    Raises OperError if a table of the plan and the profile changed otherwise, `horizon` is below 1,
+    the ranks cannot hold the tables, more than `max_move` has to move, or a plan with a tier is to
+    have other tables, ranks or limits.
     """
     old, counts = plan_given("replan", "plan", plan), profile_given("replan", profile)
     digest = "" if isinstance(plan, Plan) else manifest.sha256(Path(plan) / MARKER)
@@ -111,12 +110,13 @@ def with_figures(made: Replanned, counts: Profile) -> Plan:
 def _wanted(
     old: Plan, topology: Topology | Path | str | None, extra_memory: float | None
 ) -> Wanted:
-    """What is wanted of the new plan; the old one's, where nothing else is given."""
+    """Return the topology, settings and limits of the new plan: those of the old plan unless
+    given."""
     ranks, asked = old.topology, old.asked
     if topology is not None:
         check_type("replan", "topology", topology, Topology, Path, str)
-        given = topology if isinstance(topology, Topology) else Topology.load(topology)
-        ranks = ranks if given.to_dict() == ranks.to_dict() else given
+        new_topology = topology if isinstance(topology, Topology) else Topology.load(topology)
+        ranks = ranks if new_topology.to_dict() == ranks.to_dict() else new_topology
     if extra_memory is not None:
         asked = replace(asked, extra_memory=extra_memory, reserve=None)
     keeps_limits = ranks is old.topology and extra_memory is None
@@ -124,7 +124,8 @@ def _wanted(
 
 
 def _most_bytes(given: int | str | None, old: Plan, profile: Profile) -> float | None:
-    """The bytes that a limit allows; a share is of the tables, with their optimizer's states."""
+    """Return the bytes that a limit allows; a share is of the tables, with their optimizer's
+    states."""
     if given is None:
         return None
     check_type("replan", "max_move", given, int, str)

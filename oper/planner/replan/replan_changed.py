@@ -2,13 +2,13 @@
 
 In: `Plan`, a `Profile`, a `Topology`, `PlanSettings`, a horizon. Out: `Replanned`. A plan is made
 from scratch, and the old plan's rows are carried over into its problem (carried_rows.py), which
-moves only what has to move. From there copies and rows move where that pays within the horizon, as
-where counts alone changed (improve_placement.py). The rows of the plan from scratch are a try too,
-on its ranks as far as as many rows of their class are there: where the ranks are so many more that
-they must share everything anew, that is the one that pays.
+moves only rows that have to move. From there copies and rows move if that pays within the horizon,
+as if counts alone had changed (improve_placement.py). The rows of the plan from scratch are a try
+too, on its ranks as far as as many rows of their class are there: if the ranks are so many more
+that they must share everything anew, this try is the one that pays.
 
-Where a placement's objective is no better than that of the plan from scratch, it moves no more
-bytes either: else the rows of that plan are taken.
+If a placement's objective is no better than that of the plan from scratch, it moves no more bytes
+either: else the rows of that plan are taken.
 """
 
 import time
@@ -53,26 +53,26 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True)
 class Wanted:
-    """The ranks of the new plan, what is asked of it, and its limits, where they are those of the
-    old plan: what that was asked may have been decided by devices whose memory plans do not say."""
+    """Ranks and settings of the new plan, and its limits if they are those of the old plan: these
+    may follow from devices whose memory plans do not state."""
 
     topology: Topology
     asked: PlanSettings
     limits: Limits | None
 
     def is_of(self, old: Plan) -> bool:
-        """Whether nothing else is wanted than of the old plan."""
+        """Return True if the topology and the settings are those of the old plan."""
         return self.topology is old.topology and self.asked == old.asked
 
     @property
     def settings(self) -> PlanSettings:
-        """What is asked of the placement."""
+        """Settings of the placement, within the old plan's extra memory if its limits are kept."""
         if self.limits is None:
             return self.asked
         return replace(self.asked, extra_memory=self.limits.extra_memory, reserve=None)
 
     def stated_in(self, plan: Plan) -> Plan:
-        """The plan with what was asked, and the limits that this led to."""
+        """Return the plan with the settings, and the limits that they led to."""
         return replace(plan, asked=self.asked, limits=self.limits or plan.limits)
 
 
@@ -85,10 +85,10 @@ def replan_changed(
     old_digest: str,
     report: Callable[[str], None],
 ) -> Replanned:
-    """`replan` (replan.py) for a profile, ranks and limits that need not be the old plan's.
+    """Replan (`replan`, replan.py) for a profile, ranks and limits that need not be the old plan's.
 
-    Raises OperError where a table's rows are no longer the plan's, the ranks cannot hold the
-    tables, the plan has a tier, `horizon` is below 1, or more has to move than the limit allows.
+    Raises OperError if a table's rows are no longer the plan's, the ranks cannot hold the tables,
+    the plan has a tier, `horizon` is below 1, or more has to move than the limit allows.
     """
     check_horizon(horizon)
     if old.tier:
@@ -119,12 +119,12 @@ def replan_changed(
     best, moved = now, must_move
     placement = _CarriedPlacement(rows, now, like_fresh, free)
     limited = LimitedMoves(placement, horizon, limit)
-    for (found,) in limited.tries():
-        there = rows.moved(found.counts)
-        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+    for (candidate,) in limited.tries():
+        there = rows.moved(candidate.counts)
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, candidate.cost)
         further = there.migration.seconds(topology) - must_move.migration.seconds(topology)
         if gain * horizon > further and limit.allows(there.migration.link_bytes):
-            best, moved = found, there
+            best, moved = candidate, there
             break
     no_better = best.cost.objective_seconds > like_fresh.cost.objective_seconds
     if no_better and moved.migration.link_bytes > fresh_migration.link_bytes:
@@ -184,7 +184,7 @@ class _CarriedPlacement:
 
     def better(self, horizon: float) -> Sequence[Counts]:
         tries = _tries(self.rows, self.without_moves, self.from_scratch, horizon, self.free)
-        return [(found,) for found in tries]
+        return [(counts,) for counts in tries]
 
     def link_bytes(self, counts: Counts) -> float:
         return self.rows.link_bytes(counts[0].counts)
@@ -194,7 +194,7 @@ class _CarriedPlacement:
 
 
 def _check_limit(limit: MoveLimit, must_move: Migration) -> None:
-    """OperError where more has to move than may."""
+    """Raise OperError if more has to move than may."""
     if not limit.allows(must_move.link_bytes):
         most = format_bytes(limit.most_bytes or 0.0)
         raise OperError(
@@ -215,8 +215,8 @@ def _tries(
     horizon: float,
     free: FreeMoves | None,
 ) -> list[PricedCounts]:
-    """Placements that gain something in `horizon` iterations beyond the seconds of what more they
-    copy over links than `now`, those that gain most first."""
+    """Return placements that gain more in `horizon` iterations than the seconds of the copies over
+    links that they add to those of `now`, largest gain first."""
     problem, sets, cost = rows.problem, rows.sets, rows.cost_of_moves
     if isinstance(problem.topology, PooledTopology):
         tries = better_pooled_counts(problem, sets, now, like_fresh.counts, cost, horizon)
@@ -224,10 +224,10 @@ def _tries(
         tries = better_counts(problem, sets, now, cost, horizon, free)
     must_move = rows.moving_seconds(now.counts)
 
-    def net_gain(found: PricedCounts) -> float:
-        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
-        return gain * horizon - (rows.moving_seconds(found.counts) - must_move)
+    def net_gain(candidate: PricedCounts) -> float:
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, candidate.cost)
+        return gain * horizon - (rows.moving_seconds(candidate.counts) - must_move)
 
-    gains = [(net_gain(found), found) for found in (*tries, like_fresh)]
+    gains = [(net_gain(candidate), candidate) for candidate in (*tries, like_fresh)]
     gains.sort(key=lambda gained: -gained[0])
-    return [found for gain, found in gains if gain > 0]
+    return [candidate for gain, candidate in gains if gain > 0]

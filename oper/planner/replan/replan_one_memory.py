@@ -6,9 +6,9 @@ pays if
 
     (T - T') · H  >  (1/M) · Σ over copies of  L[reader][nearest old holder] · m
 
-where the right side is what a rank takes on average for the copies, those from slot to slot of its
-own included, in the objective's own terms (§3.2, L and m as there). Replicas are chosen again under
-that price, imbalance is swapped away under it, and the best result is taken, or nothing
+in which the right side is a rank's mean time for the copies, including copies between its own
+slots, in the objective's own terms (§3.2, L and m as there). Replicas are chosen again under that
+price, imbalance is swapped away under it, and the best result is taken, or nothing
 (`improve_placement.py`). Under unchanged counts nothing moves. Which rows move and their new slots
 are decided in the package `migration`.
 """
@@ -80,8 +80,8 @@ def _gain_share(old: float, new: float, fresh: float) -> float | None:
 
 
 class AimedSeconds(NamedTuple):
-    """What plans make small, of the old plan, the new one and one from scratch: T of the slowest
-    rank, or the slowest link where links are to be even."""
+    """Objective of the old plan, the new one and one from scratch: T of the slowest rank, or
+    seconds of the slowest link if links are to be even."""
 
     old: float
     new: float
@@ -90,16 +90,16 @@ class AimedSeconds(NamedTuple):
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """How the tables and ranks of a plan differ from those of the one that it was made from, whose
-    rows were carried over before others moved (carried_rows.py)."""
+    """Differences in tables and ranks between a plan and the plan that it was made from, whose rows
+    were carried over before others moved (carried_rows.py)."""
 
     tables: TableChanges
     old_ranks: int
     migration: Migration  # of the rows that had to move
 
     def to_json(self) -> dict[str, Any]:
-        """The field `carried_over` of `oper replan --json`, but the seconds, which depend on the
-        topology."""
+        """Return the field `carried_over` of `oper replan --json`, but the seconds, which depend on
+        the topology."""
         changes = {f"{name}_tables": list(names) for name, names in asdict(self.tables).items()}
         return changes | {"old_ranks": self.old_ranks} | self.migration.to_json()
 
@@ -108,10 +108,10 @@ class CarriedOver:
 class Replanned(Summarised):
     """A plan made from an older one, the moves between them, and a plan made from scratch.
 
-    carried_over: what had changed; None where tables, ranks, links and limits are the old plan's.
-    The figures of the old plan are then those of its rows carried over. judgement: predicted steps
-    of these plans, and whether moving pays (judge.py); None before they were judged. `old_seconds`,
-    `new_seconds` and `fresh_seconds` are transfer times, which plans make small.
+    carried_over: the changes; None if tables, ranks, links and limits are the old plan's. The
+    figures of the old plan are then those of its rows carried over. judgement: predicted steps of
+    these plans, and whether moving pays (judge.py); None before they were judged. `old_seconds`,
+    `new_seconds` and `fresh_seconds` are transfer times, the objective.
     """
 
     plan: Plan
@@ -127,7 +127,7 @@ class Replanned(Summarised):
     judgement: Judgement | None = None
     carried_over: CarriedOver | None = None
     max_move_bytes: float | None = None  # over links
-    curve: tuple[CurvePoint, ...] = ()  # where it was asked for and something pays
+    curve: tuple[CurvePoint, ...] = ()  # if it was asked for and something pays
 
     @property
     def new_seconds(self) -> float:
@@ -141,18 +141,18 @@ class Replanned(Summarised):
 
     @property
     def migration_seconds(self) -> float:
-        """What a rank takes for the moves, on average."""
+        """Mean seconds of a rank for the moves."""
         return self.migration.seconds(self.plan.topology)
 
     @property
     def fresh_migration_seconds(self) -> float:
-        """What a rank would take to get to the plan from scratch, on average."""
+        """Mean seconds of a rank to get to the plan from scratch."""
         return self.fresh_migration.seconds(self.plan.topology)
 
     @property
     def gain_share(self) -> float | None:
-        """The new plan's gain over that of the plan from scratch, in what plans make small; None
-        where that gains nothing."""
+        """Gain of the new plan over that of the plan from scratch, in the objective; None if the
+        latter gains nothing."""
         return _gain_share(*self.aimed)
 
     @property
@@ -162,12 +162,13 @@ class Replanned(Summarised):
 
     @property
     def bytes_share(self) -> float | None:
-        """The bytes it moves over those to the plan from scratch; None where that moves none."""
+        """Bytes that the new plan moves over those of the plan from scratch; None if the latter
+        moves none."""
         fresh = self.fresh_migration.link_bytes
         return self.migration.link_bytes / fresh if fresh > 0 else None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper replan --json`, but `plan`."""
+        """Return the fields of `oper replan --json`, but `plan`."""
         return {
             "horizon": self.horizon,
             "step_seconds": self.plan.step_time and self.plan.step_time.seconds,
@@ -198,9 +199,8 @@ class Replanned(Summarised):
 
 @dataclass(frozen=True)
 class OldRows:
-    """Where an old plan has the rows of one memory, under new counts, and the problem with what the
-    vectors of pooled tables cost there. `free` is there where a programme decides which rows move.
-    """
+    """Rows of one memory at their places in an old plan, under new counts, and the problem with the
+    cost of pooled tables' vectors there. `free` is set if a programme decides which rows move."""
 
     plan: Plan
     problem: Problem
@@ -213,8 +213,8 @@ class OldRows:
 
     @staticmethod
     def of(plan: Plan, problem: Problem, free: FreeMoves | None, fresh: Planned) -> "OldRows":
-        """The rows of a plan, of one memory, by the counts of the problem's profile. They may newly
-        get the holder sets that planning uses, and those of a plan from scratch."""
+        """Return the rows of a plan, of one memory, by the counts of the problem's profile. They
+        may newly get the holder sets that planning uses, and those of a plan from scratch."""
         topology = plan.topology
         sets = candidate_sets(problem, free, fresh.row_placement.holder_sets)
         locator = RowLocator(plan, sets)
@@ -233,8 +233,8 @@ class OldRows:
         return np.array([table.memory_bytes(plan.workload.mode) for table in plan.tables])
 
     def better_counts(self, horizon: float, fresh: Planned | None = None) -> list[PricedCounts]:
-        """What rows are worth moving to (improve_placement.py); those of pooled plans beside a
-        `fresh` plan's (improve_pooled.py)."""
+        """Return the counts worth moving to (improve_placement.py); for pooled plans with a `fresh`
+        plan, those of improve_pooled.py."""
         sets, cost = self.locator.holder_sets, self.migration_cost
         if fresh is not None and isinstance(self.problem.topology, PooledTopology):
             wanted = self.counts_of(fresh)
@@ -242,12 +242,13 @@ class OldRows:
         return better_counts(self.problem, sets, self.now, cost, horizon, self.free)
 
     def counts_of(self, fresh: Planned) -> Ints:
-        """The rows of a plan from scratch, whose holder sets are among the locator's, [C, K]."""
+        """Return the rows [C, K] of a plan from scratch, whose holder sets are among the
+        locator's."""
         there = RowLocator(assemble(fresh))
         return there.counts_in(self.locator.holder_sets, there.count(self.finder))
 
     def like(self, fresh: Planned) -> PricedCounts:
-        """The rows of a plan from scratch, with what they cost."""
+        """Return the rows of a plan from scratch, with their cost."""
         counts = self.counts_of(fresh)
         return PricedCounts(counts, price_counts(self.problem, self.locator.holder_sets, counts))
 
@@ -256,7 +257,7 @@ class OldRows:
         return MemoryRows(self.problem, self.locator.holder_sets, self.migration_cost)
 
     def link_bytes(self, counts: Ints) -> float:
-        """The bytes over links that lead to rows `counts` [C, K]."""
+        """Return the bytes over links that lead to rows `counts` [C, K]."""
         holds = self.locator.holder_sets.holds.astype(np.int64)
         flows = net_flows(self.now.counts, counts, self.migration_cost)
         return flows.link_bytes(self.problem.classes.m, whole_dot(1 - holds, holds.T))
@@ -266,7 +267,7 @@ class OldRows:
         return Relocation(self.locator.layout, RowMoves.none())
 
     def relocated(self, found: PricedCounts) -> Relocation:
-        """Rows and slots with which each holder set has the rows of `found`."""
+        """Return the rows and slots with which each holder set has the rows of `found`."""
         if found is self.now:
             return self.unmoved
         return relocate(
@@ -291,7 +292,7 @@ class OldRows:
         old_digest: str,
         seconds: dict[str, float],
     ) -> Replanned:
-        """The plan with the rows of `best`, beside one from scratch."""
+        """Return the plan with the rows of `best`, together with the one from scratch."""
         topology, locator, now = self.plan.topology, self.locator, self.now
         sets = locator.holder_sets
         moves = relocation.moves
@@ -336,7 +337,7 @@ class OldRows:
 
 @dataclass(frozen=True)
 class _OneMemory:
-    """The `OldPlacement` of rows of one memory; pooled plans are made beside one from scratch."""
+    """`OldPlacement` of rows of one memory; for pooled plans compared with one from scratch."""
 
     old: OldRows
     fresh: Planned
@@ -354,7 +355,7 @@ class _OneMemory:
         return (self.old.like(self.fresh),)
 
     def better(self, horizon: float) -> Sequence[Counts]:
-        return [(found,) for found in self.old.better_counts(horizon, self.fresh)]
+        return [(counts,) for counts in self.old.better_counts(horizon, self.fresh)]
 
     def link_bytes(self, counts: Counts) -> float:
         return self.old.link_bytes(counts[0].counts)
@@ -371,9 +372,9 @@ def replan_one_memory(
     old_digest: str,
     report: Callable[[str], None],
 ) -> Replanned:
-    """`replan` (replan.py) of a plan without a tier.
+    """Replan (`replan`, replan.py) a plan without a tier.
 
-    Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
+    Raises OperError if plan and profile are of different tables, or `horizon` is below 1.
     """
     check_horizon(horizon)
     check_tables(plan, profile)
@@ -381,7 +382,7 @@ def replan_one_memory(
     topology = plan.topology
     report("the old plan under the new counts")
     problem = problem_of(plan, profile)
-    # Of a plan made from these very counts no row moves: planning has found what there is.
+    # A plan made from these very counts keeps all rows: planning has found the best already.
     same_counts = plan.profile == profile.digest
     report("a plan from scratch")
     since = time.perf_counter()
@@ -389,18 +390,18 @@ def replan_one_memory(
     seconds = {"fresh": time.perf_counter() - since}
 
     report("moves that pay")
-    # Where pooled tables would be now is known of the plan from scratch alone.
+    # Only the plan from scratch knows good places of pooled tables under the new counts.
     pooled = isinstance(problem.topology, PooledTopology)
     free = FreeMoves.of(problem) if by_programme(problem) and not (pooled or same_counts) else None
     old = OldRows.of(plan, problem, free, fresh)
     limited = LimitedMoves(_OneMemory(old, fresh), horizon, limit)
     best, relocation = old.now, old.unmoved
-    for (found,) in () if same_counts else limited.tries():
-        wanted = old.relocated(found)
-        gain = aimed_seconds(problem, old.now.cost) - aimed_seconds(problem, found.cost)
+    for (candidate,) in () if same_counts else limited.tries():
+        wanted = old.relocated(candidate)
+        gain = aimed_seconds(problem, old.now.cost) - aimed_seconds(problem, candidate.cost)
         migration = migration_of(wanted.moves, topology)
         if gain * horizon > migration.seconds(topology) and limit.allows(migration.link_bytes):
-            best, relocation = found, wanted
+            best, relocation = candidate, wanted
             break
     seconds["replan"] = time.perf_counter() - began - seconds["fresh"]
     made = old.replanned(best, relocation, fresh, horizon, old_digest, seconds)
@@ -414,7 +415,7 @@ def check_horizon(horizon: int) -> None:
 
 
 def migration_of(moves: RowMoves, topology: Topology) -> Migration:
-    """What the moves take."""
+    """Return the rows and bytes that the moves take over links."""
     matrix = moves.bytes_by_link(topology.ranks).astype(np.float64)
     return Migration(moves.travelling_rows, matrix)
 
@@ -429,8 +430,8 @@ def assemble_replanned(
     fresh: Planned,
     record: ReplanRecord,
 ) -> Plan:
-    """The plan of a layout, with its figures under the new counts, for the tables and ranks of the
-    plan `of`; the certificate's bound is that of the plan from scratch."""
+    """Return the plan of a layout, with its figures under the new counts, for the tables and ranks
+    of the plan `of`; the certificate's bound is that of the plan from scratch."""
     priced = with_vectors_of(problem, sets, best.counts)
     profile, classes, ranks = problem.profile, problem.classes, problem.ranks
     scan = scan_marked(

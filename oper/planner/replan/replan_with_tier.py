@@ -1,9 +1,9 @@
 """Replan of a plan with a tier: its two memories together, tables staying where they are.
 
 In: `Plan` with a tier, a newer `Profile`, a horizon. Out: `Replanned`. Which rows are worth moving
-is found for both memories at once (improve_together.py). Moves that pay beside those of the other
-memory need not pay without them: so of the moves of both, of one, and of none, those are made whose
-gain in the whole iteration, within the horizon, exceeds what they take by most.
+is found for both memories at once (improve_together.py). Moves that pay together with those of the
+other memory need not pay without them: so the moves of both, of one, and of none are compared, and
+those are made whose gain in the whole iteration, within the horizon, exceeds their cost by most.
 """
 
 import itertools
@@ -47,8 +47,8 @@ from oper.tables.table import offsets
 
 @dataclass(frozen=True, kw_only=True)
 class ReplannedWithTier(Replanned):
-    """Both memories of a plan; `fresh` is of the tables on devices, or of the tier where it has
-    all. `parts` are the memories' own, of which moves may have been left out."""
+    """Both memories of a plan; `fresh` is of the tables on devices, or of the tier if it has all.
+    `parts` are the memories' own, without the moves that may have been left out."""
 
     parts: tuple[Replanned, ...]
 
@@ -80,9 +80,9 @@ def replan_with_tier(
     old_digest: str,
     report: Callable[[str], None],
 ) -> Replanned:
-    """`replan` (replan.py) of a plan with a tier.
+    """Replan (`replan`, replan.py) a plan with a tier.
 
-    Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
+    Raises OperError if plan and profile are of different tables, or `horizon` is below 1.
     """
     check_horizon(horizon)
     check_tables(plan, profile)
@@ -106,11 +106,11 @@ def replan_with_tier(
     ]
     best = _Moves.none(old)
     limited = LimitedMoves(_TwoMemories(old, fresh), horizon, limit)
-    for found in () if same_counts else limited.tries():
-        wanted = [of.relocated(counts) for of, counts in zip(old, found, strict=True)]
+    for candidate in () if same_counts else limited.tries():
+        wanted = [of.relocated(counts) for of, counts in zip(old, candidate, strict=True)]
         best = max(
             (
-                _Moves.some(old, found, wanted, chosen)
+                _Moves.some(old, candidate, wanted, chosen)
                 for chosen in itertools.product((False, True), repeat=len(old))
             ),
             key=lambda moves: moves.net_gain(old, horizon),
@@ -129,8 +129,8 @@ def replan_with_tier(
 
 
 def _free_moves(problems: list[Problem]) -> Sequence[FreeMoves | None]:
-    """Where rows would be if moves cost nothing, of each memory; None where no programme decides
-    that. With even links as the aim each memory is looked at by itself."""
+    """Return the best placement with free moves, of each memory; None if no programme decides the
+    moves. With even links as the aim each memory is solved by itself."""
     if problems[0].asked.balance == "link":
         return [FreeMoves.of(problem) if by_programme(problem) else None for problem in problems]
     if any(by_programme(problem) for problem in problems):
@@ -170,7 +170,7 @@ class _TwoMemories:
 
 @dataclass(frozen=True)
 class _Moves:
-    """Rows of each memory, and where they get their slots."""
+    """Rows of each memory, and the relocations that give them slots."""
 
     counts: Counts
     relocations: tuple[Relocation, ...]
@@ -186,7 +186,7 @@ class _Moves:
         relocations: Sequence[Relocation],
         chosen: tuple[bool, ...],
     ) -> "_Moves":
-        """The moves in the memories that are `chosen`."""
+        """Return the moves in the memories that are `chosen`."""
         still = _Moves.none(old)
         return _Moves(
             tuple(
@@ -204,7 +204,7 @@ class _Moves:
         return any(len(relocation.moves.entries) for relocation in self.relocations)
 
     def net_gain(self, old: Sequence[OldRows], horizon: int) -> float:
-        """Seconds gained in the horizon beyond what the moves take."""
+        """Return the seconds gained in the horizon beyond the cost of the moves."""
         balance = old[0].problem.asked.balance
         before = aimed_of_all([of.now.cost for of in old], balance)
         gain = before - aimed_of_all([of.cost for of in self.counts], balance)
@@ -223,8 +223,8 @@ def _joined(
     certificate: Certificate,
     seconds: dict[str, float],
 ) -> ReplannedWithTier:
-    """The parts, of the tables with these numbers, as one; the bound of `certificate` is that of
-    the plan from scratch."""
+    """Return the parts, of the tables with these numbers, as one; the bound of `certificate` is
+    that of the plan from scratch."""
     first, unmoved = parts[0], [part.unmoved() for part in parts]
     moves = RowMoves(
         np.concatenate(
@@ -236,11 +236,11 @@ def _joined(
     migration = _added([part.migration for part in parts])
     old_seconds = aimed_of_all([part.cost for part in unmoved], "time")
     assert first.plan.record is not None
-    own = first.plan.record.replan
-    assert own is not None
+    replan_record = first.plan.record.replan
+    assert replan_record is not None
     record = ReplanRecord(
-        old_plan=own.old_plan,
-        horizon=own.horizon,
+        old_plan=replan_record.old_plan,
+        horizon=replan_record.horizon,
         old_objective_seconds=old_seconds,
         changed_rows=moves.changed_rows,
         moved_rows=migration.rows,
@@ -294,7 +294,7 @@ def _added(of_parts: list[Migration]) -> Migration:
 
 
 def _whole_rows(old: Plan, part: Replanned, tables: Ints) -> Any:
-    """The moves of a part by the global ids of all tables."""
+    """Return the moves of a part by the global ids of all tables."""
     entries = part.moves.entries.copy()
     before = offsets(part.plan.tables)
     table = np.searchsorted(before, entries["row"], side="right") - 1

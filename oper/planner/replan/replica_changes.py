@@ -1,16 +1,15 @@
-"""Which rows have copies under new counts, where copies that are there already cost nothing.
+"""Rows to have copies under new counts, if existing copies cost nothing.
 
 In: `ClassProblem`, rows of each class by holder set. Out: `ReplicaChanges`.
 
 The mean over ranks of T is a sum over rows (homogeneous_replicas.py): a row of class c in column k
 adds v[c, k]. Changing the column costs the bytes of the new copies, spread over `horizon`
-iterations: that is `price[g, k]` seconds per byte and iteration, nothing where no new holder
-appears. With ν ≥ 0 the price of a byte of extra copies, every row can be decided alone and takes
-the least of
+iterations: that is `price[g, k]` seconds per byte and iteration, 0 if there is no new holder. With
+ν ≥ 0 the price of a byte of extra copies, every row can be decided alone and takes the least of
 
     v[c, k] + m · price[g, k] + ν · m · (copies[k] - 1)
 
-and ν is the least one at which the copies fit the budget. Thus a replica stays until another row
+and ν is the least price at which the copies fit the budget. Thus a replica stays until another row
 gains so much more per byte that it pays for bringing that one: the knapsack of
 homogeneous_replicas.py with hysteresis. Rows given up as replicas cost no bytes and may stay with
 any of their holders.
@@ -39,11 +38,11 @@ class ReplicaChanges:
     before: Ints
     after: Ints
     rows: Ints
-    mean_seconds: float  # what all rows' part of the mean T becomes, moves included
+    mean_seconds: float  # all rows' part of the mean T afterwards, moves included
 
     def apply(self, counts: Ints) -> tuple[Ints, Ints]:
-        """Counts [C, K] after the changes, without the rows given up as replicas, and those by
-        class and former column [C, K]."""
+        """Return the counts [C, K] after the changes, without the rows given up as replicas, and
+        those by class and former column [C, K]."""
         counts, dropped = counts.copy(), np.zeros_like(counts)
         np.subtract.at(counts, (self.row_class, self.before), self.rows)
         single = self.after < 0
@@ -54,17 +53,18 @@ class ReplicaChanges:
 
 
 def mean_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Floats:
-    """v[c, k]: a row's part of the mean T over ranks, [C, K]; the latency of `method` left out."""
+    """Return v[c, k]: a row's part of the mean T over ranks, [C, K], without the latency of
+    `method`."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     charges = Charges.of(topology)
     seconds = classes.traffic(topology, workload).mean_set_seconds(sets)
     several = sets.copies > 1
     if workload.training and several.any():
-        each = classes.row_sums
+        sums = classes.row_sums
         column = charges.set_seconds(sets).sum(axis=1) / topology.ranks
-        kept_equal = allreduce_cost(topology, method).row_seconds(each)
-        kept_equal = kept_equal + charges.mean_memory_seconds * each.union_bytes
-        copied = np.outer(each.read_bytes, column[several]) + kept_equal[:, None]
+        kept_equal = allreduce_cost(topology, method).row_seconds(sums)
+        kept_equal = kept_equal + charges.mean_memory_seconds * sums.union_bytes
+        copied = np.outer(sums.read_bytes, column[several]) + kept_equal[:, None]
         seconds[:, several] = copied if method != "none" else np.inf
     return seconds
 
@@ -72,8 +72,8 @@ def mean_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Flo
 def choose_replicas(
     problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats, method: Method
 ) -> ReplicaChanges:
-    """The changes of copies that pay, for `counts` [C, K] and `price` [K, K] seconds per byte and
-    iteration, within the budget of extra memory."""
+    """Return the changes of copies that pay, for `counts` [C, K] and `price` [K, K] seconds per
+    byte and iteration, within the budget of extra memory."""
     ranks, m = problem.topology.ranks, problem.classes.m
     several = np.arange(ranks, len(sets))
     v = mean_seconds(problem, sets, method)
@@ -98,9 +98,9 @@ def choose_replicas(
     def spent(option: Ints) -> float:
         return float(dot(np.take_along_axis(extra, option[:, None], axis=1)[:, 0], rows))
 
-    each = np.arange(len(rows))
+    row = np.arange(len(rows))
     chosen = at(0.0)
-    taken = np.zeros(len(rows), dtype=np.int64)  # of the second choice, where there is one
+    taken = np.zeros(len(rows), dtype=np.int64)  # of the second choice, if any
     second = chosen
     if spent(chosen) > problem.budget_bytes:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -113,7 +113,7 @@ def choose_replicas(
             )
         chosen, second = at(high), at(low)
         left = problem.budget_bytes - spent(chosen)
-        more = extra[each, second] - extra[each, chosen]
+        more = extra[row, second] - extra[row, chosen]
         # Rows at the margin gain equally per byte: an equal share of each, so that no rank alone
         # gets their copies, then as many more as there is memory for.
         margin = np.flatnonzero(more > 0)
@@ -125,12 +125,12 @@ def choose_replicas(
             taken[e] += further
             left -= float(further) * more[e]
     target = np.concatenate([[-1], several])
-    changes = [(each, target[chosen], rows - taken), (each, target[second], taken)]
+    changes = [(row, target[chosen], rows - taken), (row, target[second], taken)]
     index = np.concatenate([e for e, _, _ in changes])
     after = np.concatenate([k for _, k, _ in changes])
     number = np.concatenate([n for _, _, n in changes])
     seconds = settled + float(
-        dot(value[each, chosen], rows - taken) + dot(value[each, second], taken)
+        dot(value[row, chosen], rows - taken) + dot(value[row, second], taken)
     )
     if ((after >= 0) & (number > 0)).any():
         seconds += allreduce_cost(problem.topology, method).latency

@@ -1,4 +1,4 @@
-"""From counts of rows to rows: which are listed, which striped, where each lies.
+"""From counts of rows to rows: the listed ones, the striped ones, and the place of each.
 
 In: `Profile`, `Problem`, `ClassPlacement`. Out: `RowPlacement`, `Layout`. Imports: class_placement
 and below.

@@ -73,14 +73,14 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
 def assign_rows(
     class_of_row: NDArray[np.int32], counts: Ints, label: NDArray[np.int32] | None = None
 ) -> NDArray[np.int32]:
-    """The group of each listed row, int32 [E].
+    """Return the group of each listed row, int32 [E].
 
-    The rows of class c, in order of ids, go to the groups g round robin, until g has its
-    `counts[c, g]` of them. `label[c, g]` is what the result calls group g for rows of class c; g
-    itself by default. Raises ValueError where a class has more rows than counted.
+    The rows of class c, in order of ids, go to the groups g round robin, until g has its `counts[c,
+    g]` of them. `label[c, g]` is the number of group g in the result for rows of class c; g itself
+    by default. Raises ValueError if a class has more rows than counted.
     """
     if label is None:
         label = np.broadcast_to(np.arange(counts.shape[1], dtype=np.int32), counts.shape)
-    given = (as_tensor(class_of_row), as_int64(counts), as_tensor(label))
-    group: NDArray[np.int32] = native.ops().assign_groups(*given).numpy()
+    arguments = (as_tensor(class_of_row), as_int64(counts), as_tensor(label))
+    group: NDArray[np.int32] = native.ops().assign_groups(*arguments).numpy()
     return group

@@ -1,8 +1,8 @@
 """Capacities kept: the coldest rows of ranks above their capacity go to those with most room.
 
 In: `ClassProblem`, rows of each class by holder set, changed in place. Out: whether all capacities
-are kept then. Rounding whole rows from shares exceeds a capacity by a few rows, which changes what
-a placement costs by next to nothing: so placements are repaired before they are discarded.
+are kept then. Rounding whole rows from shares exceeds a capacity by a few rows, which hardly
+changes the cost of a placement: so placements are repaired before they are discarded.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from oper.planner.problem.problem import ClassProblem
 
 
 def memory_bytes(classes: Classes, sets: HolderSets, counts: Ints) -> Floats:
-    """Memory of each rank, [M], with `counts` [C, K] rows in the columns."""
+    """Return the memory of each rank, [M], with `counts` [C, K] rows in the columns."""
     held: Floats = dot(sets.holds.T, classes.memory_of(counts))
     return held
 
@@ -23,9 +23,10 @@ def memory_bytes(classes: Classes, sets: HolderSets, counts: Ints) -> Floats:
 def keep_capacity(
     problem: ClassProblem, sets: HolderSets, counts: Ints, fixed_bytes: Floats | float = 0.0
 ) -> bool:
-    """Repair `counts` [C, K], in place; `fixed_bytes` [M] are of rows that stay where they are.
+    """Repair `counts` [C, K], in place; `fixed_bytes` [M] are of rows that stay. Return True if all
+    capacities are kept.
 
-    A rank gives rows that it owns alone. Where it has none left, it gives up copies, and another of
+    A rank gives rows that it owns alone. If it has none left, it gives up copies, and another of
     their holders owns the row. The first M columns are the single owners.
     """
     classes, capacity = problem.classes, problem.capacity_bytes

@@ -3,10 +3,10 @@
 In: a `SwapSearch`, whose first M sets are the single owners. Out: its counts and seconds, changed.
 A search moves traffic between two ranks a round, and a thousand ranks need thousands of rounds. On
 homogeneous ranks the traffic that each rank should give or take follows from T alone: with δ_r more
-on rank r and Δ_n = Σ δ_r on its node, T_r changes by a·δ_r - b·Δ_n (`node_loads_bound.py`), as
-rows nearby are cheaper to read. So a rank that cannot give up its hot row gets faster if its
-node has more. `targets` finds the δ of the least largest T by bisection; then the rank that gives
-most swaps rows with the one that takes most, until all have what they should.
+on rank r and Δ_n = Σ δ_r on its node, T_r changes by a·δ_r - b·Δ_n (`node_loads_bound.py`), because
+nearby rows are cheaper to read. So a rank that cannot give up its hot row gets faster if its node
+has more. `targets` finds the δ of the least largest T by bisection; then the rank that gives most
+swaps rows with the one that takes most, until all have their targets.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ _BISECTIONS = 60
 _LEAST_GAIN = 1e-3  # of the spread of T over its mean: a pass that gains less is the last
 # Rows above this share of a rank's traffic stay where they are.
 _STAYS = 0.25
-_LEFT = 0.02  # of what a rank should give or take: not worth another swap
+_LEFT = 0.02  # of a rank's traffic to give or take: not worth another swap
 
 
 class Targets(NamedTuple):
@@ -60,10 +60,11 @@ def even_many_ranks(search: SwapSearch, topology: Topology) -> None:
 
 
 def targets(seconds: Floats, movable: Floats, node_of: Ints, a: float, b: float) -> Targets:
-    """The δ [M] of the least largest T: a rank can give up `movable` [M] of its traffic at most.
+    """Return the δ [M] of the least largest T: a rank can give up `movable` [M] of its traffic at
+    most.
 
-    Within a largest time θ a node's Δ is at least what its hottest rank needs and at most what its
-    ranks can take together; θ is possible if the least sum to at most 0 and the most to at least 0.
+    Within a largest time θ a node's Δ is at least the need of its hottest rank and at most the room
+    of all its ranks; θ is possible if the least sum to at most 0 and the most to at least 0.
     """
     nodes = int(node_of.max()) + 1
     size = len(node_of) // nodes
@@ -105,8 +106,8 @@ def targets(seconds: Floats, movable: Floats, node_of: Ints, a: float, b: float)
 
 
 def _nearest(low: Floats, high: Floats, total: float) -> Floats:
-    """Values in [low, high] that sum to `total` as far as they can, all moved from the one nearest
-    to 0 by the same share of their room."""
+    """Return values in [low, high] that sum to `total` as far as they can, all moved from the one
+    nearest to 0 by the same share of their room."""
     values: Floats = np.clip(np.zeros(len(low)), low, high)
     short = total - float(values.sum())
     room = high - values if short > 0 else values - low
@@ -119,9 +120,10 @@ def _nearest(low: Floats, high: Floats, total: float) -> Floats:
 
 
 def _cost(columns: Floats, mask: NDArray[np.bool_]) -> float:
-    """What a byte costs the ranks of one kind, which is the same for all; 0 if there are none."""
-    found = columns[mask]
-    return float(found[0]) if len(found) else 0.0
+    """Return the cost of a byte for the ranks of one kind, equal for all of them; 0 if there are
+    none."""
+    costs = columns[mask]
+    return float(costs[0]) if len(costs) else 0.0
 
 
 def _move(search: SwapSearch, more: Floats) -> list[int]:

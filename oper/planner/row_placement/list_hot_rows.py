@@ -1,11 +1,11 @@
-"""Which rows are listed one by one, and what the striped ones add up to: one pass over the counters
-of all rows, in native code.
+"""Rows to list one by one, and sums of the striped rows: one pass over the counters of all rows, in
+native code.
 
-Listed are the rows above a number of accesses in each table (`Cuts`), which follows from how many
-rows of each class are to be listed. In: a profile, the cuts (or a bitmap made earlier) and the
-stripes. Out: `RowScan`. `scan_by_cuts` marks the rows above each table's cut in a bitmap, copies
-their counters out and sums what the striped rows add up to on each rank; `scan_marked` does the
-same for rows that are already marked.
+Listed are the rows above a number of accesses in each table (`Cuts`), which follows from the number
+of rows of each class to list. In: a profile, the cuts (or a bitmap made earlier) and the stripes.
+Out: `RowScan`. `scan_by_cuts` marks the rows above each table's cut in a bitmap, copies their
+counters out and adds up the striped rows on each rank; `scan_marked` does the same for rows that
+are already marked.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ _COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
 @dataclass(frozen=True)
 class Cuts:
     """Rows of table t with more than `cut[t]` accesses are listed, [T], and so are the first
-    `quota[t]` of those with exactly as many. `listed` [C] counts them by class: exactly where no
-    two classes of a table share their accesses, and nearly elsewhere."""
+    `quota[t]` of those with exactly as many. `listed` [C] counts them by class: exactly if no two
+    classes of a table share their accesses, and nearly otherwise."""
 
     cut: Ints
     quota: Ints
@@ -46,31 +46,31 @@ class Cuts:
 def make_cuts(
     classes: Classes, width_of_table: Ints, wanted: Ints, replicas: Ints, reserve_share: float
 ) -> Cuts:
-    """The least cuts that list at least `wanted[c]` rows of each class, and, beside the
-    `replicas[c]` among them, `reserve_share` of all rows of each width as a reserve."""
+    """Return the least cuts that list at least `wanted[c]` rows of each class, and, in addition to
+    the `replicas[c]` among them, `reserve_share` of all rows of each width as a reserve."""
     tables = len(width_of_table)
     cut = np.full(tables, np.iinfo(np.int64).max)
     quota = np.zeros(tables, dtype=np.int64)
     listed = np.zeros(len(classes), dtype=np.int64)
     for w in range(len(classes.widths)):
-        mine = np.flatnonzero(classes.width == w)  # accesses descend
-        if not len(mine):
+        members = np.flatnonzero(classes.width == w)  # accesses descend
+        if not len(members):
             continue
-        rows, single = classes.rows[mine], classes.rows[mine] - replicas[mine]
+        rows, single = classes.rows[members], classes.rows[members] - replicas[members]
         reserve = max(_RESERVE_ROWS, int(rows.sum() * reserve_share))
         reserve = min(int(single.sum()), reserve)
-        last = np.flatnonzero(wanted[mine])
+        last = np.flatnonzero(wanted[members])
         by_wanted = int(last[-1]) if len(last) else 0
         by_reserve = int(np.searchsorted(np.cumsum(single), reserve))
-        edge = int(classes.accesses[mine[max(by_wanted, min(by_reserve, len(mine) - 1))]])
-        above = mine[classes.accesses[mine] > edge]
-        level = mine[classes.accesses[mine] == edge]
+        edge = int(classes.accesses[members[max(by_wanted, min(by_reserve, len(members) - 1))]])
+        above = members[classes.accesses[members] > edge]
+        level = members[classes.accesses[members] == edge]
         listed[above] = classes.rows[above]
         spare = int((listed[above] - replicas[above]).sum())
         need = max(int(wanted[level].sum()), reserve - spare + int(replicas[level].sum()))
         of_width = np.flatnonzero(width_of_table == w)
         cut[of_width] = edge
-        # At the cut: what is wanted of each class, and the reserve of those with wanted rows first.
+        # At the cut: the wanted rows of each class; reserves come from classes with these first.
         reserve = need - int(wanted[level].sum())
         for c in sorted(level.tolist(), key=lambda c: -int(wanted[c])):
             beside = min(reserve, int(classes.rows[c] - wanted[c]))
@@ -84,7 +84,8 @@ def make_cuts(
 
 
 def listed_by_table(classes: Classes, cuts: Cuts, of_width: NDArray[np.bool_]) -> Ints:
-    """Listed rows of each table, [T]; 0 for tables that are not marked in `of_width` [T]."""
+    """Return the listed rows of each table, [T]; 0 for tables that are not marked in `of_width`
+    [T]."""
     listed = np.zeros(len(of_width), dtype=np.int64)
     table, accesses = classes.entry_table, classes.accesses[classes.entry_class]
     above = of_width[table] & (accesses > cuts.cut[table])
@@ -104,7 +105,7 @@ class StripeOrders:
 
     @staticmethod
     def of(stripes: Sequence[Stripes], width_of_table: Ints) -> "StripeOrders":
-        """The orders of `stripes`, which are one for each width."""
+        """Return the orders of `stripes`, which are one for each width."""
         rotation = np.stack([s.rotation for s in stripes])
         return StripeOrders(
             [s.order for s in stripes],
@@ -124,7 +125,7 @@ class RowScan:
     line_offset: Ints  # [T + 1] first line of each table
     listed_offset: Ints  # [T + 1] listed rows before each table
     listed_accesses: Counts  # [E]
-    listed_samples_with_row: Counts  # [E]; the accesses themselves where no table has bags
+    listed_samples_with_row: Counts  # [E]; the accesses themselves if no table has bags
     striped_rows: Ints  # [T, M]
     striped_accesses: Ints  # [T, M]
     striped_expected: Floats  # [T, M] Σ accesses expected in as many further samples
@@ -143,7 +144,7 @@ class RowScan:
         if len(self.listed_accesses) == self.classes.rows.sum():
             return self.classes.rows
         rows = np.zeros(len(self.classes), dtype=np.int64)
-        # In parts, as bincount copies what it counts to 64 bits: of all rows it would be slow.
+        # In parts: bincount copies its input to 64 bits, which would be slow for all rows.
         for begin in range(0, len(self.class_of_row), _COUNTED_AT_A_TIME):
             part = self.class_of_row[begin : begin + _COUNTED_AT_A_TIME]
             rows += np.bincount(part, minlength=len(rows))
@@ -155,7 +156,7 @@ def scan_by_cuts(
 ) -> RowScan:
     """List the rows of table t with more than `cut[t]` accesses (all, for -1) and the first
     `quota[t]` of those with exactly as many; stripe the others. A scan that lists all rows, as
-    their copies are, reads no counters."""
+    copies are listed, reads no counters."""
     if _lists_all_rows(np.diff(profile.offsets), cut, quota, classes):
         return _scan_of_all_rows(profile, stripes, classes)
     bitmap, line_offset, listed_offset = native.ops().list_hot_rows(
@@ -221,7 +222,7 @@ def scan_marked(
     classes: Classes,
 ) -> RowScan:
     """Scan the counters of a plan made earlier, whose listed rows are marked in `bitmap`; striped
-    rows are numbered by `stripe_bitmap` where that is not `bitmap` itself."""
+    rows are numbered by `stripe_bitmap` if that is not `bitmap` itself."""
     entries = TableEntries.of(classes, len(stripes.rotation))
     order_offset = np.zeros(len(stripes.orders) + 1, dtype=np.int64)
     np.cumsum([len(order) for order in stripes.orders], out=order_offset[1:])

@@ -1,4 +1,5 @@
-"""From a class placement to a placement of rows: what is listed, what is striped, and where.
+"""From a class placement to a placement of rows: the listed rows, the striped rows, and their
+ranks.
 
 In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
 
@@ -6,15 +7,15 @@ In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
    quota lists some of the rows with exactly as many accesses.
 2. Stripes take the memory that each rank has left. The rows of rounding are evened out by moving
    the coldest listed rows, so that memory is even to one row of each width.
-3. One pass over the counters (`list_hot_rows.py`) finds the listed rows and what the stripes add up
-to. 4. Swaps (`swaps.py`) even out T against those true sums; and, as far as that leaves T as it is,
-the rows that ranks serve where all share one memory.
+3. One pass over the counters (`list_hot_rows.py`) finds the listed rows and sums the stripes.
+4. Swaps (`swaps.py`) even out T against these exact sums; and, if all ranks share one memory, the
+   rows that ranks serve, as far as that leaves T unchanged.
 
-Where a read costs its reader the same wherever the row is, T depends on gradients alone, in
-inference on nothing. Rows of equal width and equal gradients are then interchangeable, and are
-swapped while that evens out the reads that ranks serve: a tie that the objective leaves open. In
-training a rank may own too few rows whose gradients are alike, such as those touched in every
-batch, and serve several times as many reads as another, or a fraction.
+If a read costs its reader the same wherever the row is, T depends on gradients alone, in inference
+on nothing. Rows of equal width and equal gradients are then interchangeable, and are swapped while
+that evens out the reads that ranks serve: a tie that the objective leaves open. In training a rank
+may own too few rows whose gradients are equal, such as those touched in every batch, and serve
+several times as many reads as another, or a fraction.
 """
 
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ from oper.planner.row_placement.list_hot_rows import (
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch, set_by_set
 
-_FEW_CLASSES = 64  # the coldest: those looked at first to even memory out
+_FEW_CLASSES = 64  # the coldest, tried first to even memory out
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (list_hot_rows.py)
 
 
@@ -107,8 +108,8 @@ def place_rows(
 def with_counts(
     problem: Problem, placement: RowPlacement, counts: Ints, swaps: int
 ) -> RowPlacement:
-    """The placement with other `counts` [C, G] of its listed rows, after so many more rounds of
-    swaps."""
+    """Return the placement with other `counts` [C, G] of its listed rows, after so many more rounds
+    of swaps."""
     striped = stripe_sums(problem, placement.scan)
     more = len(placement.holder_sets) - problem.ranks
     sums = problem.classes.sums(counts) + striped.append(
@@ -126,7 +127,7 @@ def _make_stripes(
     cuts: Cuts,
     width_of_table: Ints,
 ) -> list[Stripes]:
-    """The stripes of each width, in proportion to the memory that each rank has left."""
+    """Return the stripes of each width, in proportion to the memory that each rank has left."""
     classes, ranks = problem.classes, problem.ranks
     replicas = replica_bytes(classes, sets, counts[:, ranks:])
     striped = classes.rows - cuts.listed
@@ -162,11 +163,11 @@ def even_out(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -> 
 
 
 def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
-    """The sums of the striped rows on each rank, [M], from what the scan found.
+    """Return the sums of the striped rows on each rank, [M], from the scan.
 
     R is linear in the accesses that are expected when fetches are raw or pooled, and is D
-    otherwise, so both follow from Σ expected accesses and Σ D per table and rank; what nodes touch
-    from Σ D of a node.
+    otherwise, so both follow from Σ expected accesses and Σ D per table and rank; the rows that
+    nodes touch follow from Σ D of a node.
     """
     profile, ranks = problem.profile, problem.ranks
     S = np.array([table.row_bytes for table in profile.tables], dtype=np.float64)[:, None]
@@ -206,7 +207,7 @@ def even_memory(
     counts: Ints, classes: Classes, sets: HolderSets, stripes: list[Stripes], shares: Floats
 ) -> None:
     """Move the coldest listed rows with one owner, in place, until memory follows `shares` [M] to
-    one row of each width. Where a rank has too few such rows, others get fewer."""
+    one row of each width. If a rank has too few such rows, others get fewer."""
     ranks = len(shares)
     memory = memory_bytes(classes, sets, counts)
     for width, made in zip(classes.widths, stripes, strict=True):
@@ -224,17 +225,17 @@ def even_memory(
             continue
         coldest = np.flatnonzero(classes.width == w)[::-1]
         givers, takers = np.flatnonzero(rows > 0), np.flatnonzero(rows < 0)
-        # As many of the coldest classes as all givers find enough rows in.
+        # The fewest of the coldest classes in which all givers find enough rows.
         few = _FEW_CLASSES
         while (
             few < len(coldest)
             and (counts[np.ix_(coldest[:few], givers)].sum(axis=0) < rows[givers]).any()
         ):
             few *= 4
-        mine = coldest[:few]
-        held = counts[np.ix_(mine, givers)]
+        looked_at = coldest[:few]
+        held = counts[np.ix_(looked_at, givers)]
         give = np.clip(rows[givers] - (np.cumsum(held, axis=0) - held), 0, held)
-        counts[np.ix_(mine, givers)] = held - give
+        counts[np.ix_(looked_at, givers)] = held - give
         memory[givers] -= give.sum(axis=0) * row_bytes
         # Each taker takes the coldest of what those before it have left.
         moving = give.sum(axis=1)
@@ -242,14 +243,14 @@ def even_memory(
         since = np.concatenate([[0], until[:-1]])
         end = np.cumsum(moving)[:, None]
         take = np.minimum(end, until) - np.maximum(end - moving[:, None], since)
-        counts[np.ix_(mine, takers)] += np.maximum(take, 0)
+        counts[np.ix_(looked_at, takers)] += np.maximum(take, 0)
         memory[takers] += (until - since) * row_bytes
 
 
 def list_exactly(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) -> None:
     """Bring `counts` [C, G], in place, to `listed[c]` rows of each class: further ones go to single
-    owners, and where there are fewer, single owners lose rows in proportion, and holders of
-    replicas last."""
+    owners, and if there are fewer, single owners lose rows in proportion, and holders of replicas
+    last."""
     ranks = len(shares)
     more = listed - counts.sum(axis=1)
     some = np.flatnonzero(more > 0)
@@ -265,7 +266,7 @@ def list_exactly(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) ->
 
 
 _ROUNDING = 1e-12  # of sums of seconds
-_ALIKE = 1e-9  # gradients that differ by less of the largest are alike
+_ALIKE = 1e-9  # gradients that differ by less, relative to the largest, are equal
 
 
 def even_rows_served(
@@ -275,8 +276,9 @@ def even_rows_served(
     counts: Ints,
     rows_served: Floats,
 ) -> int:
-    """Swap rows of `counts` [C, G], in place; the number of rounds. `directions` are those of reads
-    and, in training, of gradients; `rows_served` [M] is by each rank, changed in place."""
+    """Swap rows of `counts` [C, G], in place, and return the number of rounds. `directions` are
+    those of reads and, in training, of gradients; `rows_served` [M] is by each rank, changed in
+    place."""
     reads, *gradients = directions
     if (np.ptp(reads.columns, axis=0) > _ROUNDING * reads.columns.max(axis=0)).any():
         return 0

@@ -5,8 +5,8 @@ In: a `Problem` whose classes are of one table each, copies, `Homes`. Out: `RowP
 row_placement.py rows above a cut of each table are listed and the others striped, by a pattern for
 each home; and the rows with one owner are even over the ranks of a home's nodes. Rows of tables
 that are not pooled are swapped between all ranks; then swaps even out the ranks of each node among
-themselves, as a pooled table's share of a node is what its bags' vectors follow from. How even
-nodes are beyond that was decided with the homes.
+themselves, because the vectors of a pooled table's bags follow from its share of a node. The homes
+already decided how even nodes are beyond that.
 """
 
 from dataclasses import replace
@@ -68,13 +68,13 @@ def place_at_homes(
     ]
     orders = StripeOrders.of(stripes, pattern_of)
     scan = scan_by_cuts(problem.profile, cuts.cut, cuts.quota, orders, classes)
-    found = scan.listed_of_classes
+    listed_rows = scan.listed_of_classes
 
     none = np.zeros((len(classes), ranks), dtype=np.int64)
     counts = np.concatenate([none, replicas], axis=1)
     equal = np.full(ranks, 1 / ranks)
-    list_exactly(counts, np.minimum(found, copied), equal, traffic)
-    single = found - counts.sum(axis=1)
+    list_exactly(counts, np.minimum(listed_rows, copied), equal, traffic)
+    single = listed_rows - counts.sum(axis=1)
     counts[:, :ranks] += _split(single, shares[table], traffic, hot)
     striped_sums = stripe_sums(problem, scan)
     keep_capacity(problem, sets, counts, striped_sums.memory_bytes)
@@ -90,7 +90,7 @@ def place_at_homes(
 
 
 def _width_of_tables(problem: Problem) -> Ints:
-    """The index of each table's width, [T]."""
+    """Return the index of each table's width, [T]."""
     classes = problem.classes
     width = np.zeros(len(problem.profile.tables), dtype=np.int64)
     width[classes.entry_table] = classes.width[classes.entry_class]
@@ -98,15 +98,15 @@ def _width_of_tables(problem: Problem) -> Ints:
 
 
 def _split(rows: Ints, shares: Floats, traffic: Floats, hot: NDArray[np.bool_]) -> Ints:
-    """Rows of each class on each rank, [C, M], by `shares` [C, M]: whole rows that are hot go one
-    by one to the rank with least traffic for its share, most first."""
+    """Return the rows of each class on each rank, [C, M], by `shares` [C, M]: whole rows that are
+    hot go one by one to the rank with least traffic for its share, most first."""
     counts = np.zeros(shares.shape, dtype=np.int64)
     load = np.zeros(shares.shape[1])
     hottest = np.flatnonzero(hot & (rows > 0))
     for c in hottest[np.argsort(-traffic[hottest], kind="stable")].tolist():
-        mine = np.flatnonzero(shares[c])
+        ranks = np.flatnonzero(shares[c])
         for _ in range(int(rows[c])):
-            rank = mine[((load[mine] + traffic[c]) / shares[c, mine]).argmin()]
+            rank = ranks[((load[ranks] + traffic[c]) / shares[c, ranks]).argmin()]
             counts[c, rank] += 1
             load[rank] += traffic[c]
     cold = np.flatnonzero(~hot & (rows > 0))
@@ -146,16 +146,17 @@ def swap_in_nodes(
     directions = classes.traffic(topology, problem.workload).directions(able)
     rounds = 0
     for node in range(topology.nodes):
-        mine = np.flatnonzero(np.array(topology.node_of) == node)
-        if len(mine) == 1:
+        node_ranks = np.flatnonzero(np.array(topology.node_of) == node)
+        if len(node_ranks) == 1:
             continue
-        part = set_by_set(counts[:, mine])
+        part = set_by_set(counts[:, node_ranks])
         inside = tuple(
-            Direction(bytes, columns[np.ix_(mine, mine)]) for bytes, columns in directions
+            Direction(bytes, columns[np.ix_(node_ranks, node_ranks)])
+            for bytes, columns in directions
         )
-        of_pairs = None if price is None else price[:, mine[:, None], mine]
-        search = SwapSearch(part, inside, classes.width, seconds[mine], of_pairs)
+        of_pairs = None if price is None else price[:, node_ranks[:, None], node_ranks]
+        search = SwapSearch(part, inside, classes.width, seconds[node_ranks], of_pairs)
         search.run()
         rounds += search.rounds_made
-        counts[:, mine] = part
+        counts[:, node_ranks] = part
     return rounds

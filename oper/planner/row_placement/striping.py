@@ -2,10 +2,10 @@
 and takes no entry in the address map (§4.1 made compact).
 
 In: each rank's share, and the striped rows of each table. Out: `Stripes`. A table's striped rows,
-in order of id, follow a pattern of P ranks, again and again. Each table begins in the pattern where
-the table before it stopped, so that all tables of a width together are as even as one. Equal shares
-need P = M. Unequal ones (the memory each rank has left) take up to 65,536 positions; the few rows
-of rounding are evened out among the listed rows.
+in order of id, follow a pattern of P ranks, again and again. Each table begins at the position of
+the pattern at which the table before it stopped, so that all tables of a width together are as even
+as one. Equal shares need P = M. Unequal ones (the memory each rank has left) take up to 65,536
+positions; the few rows of rounding are evened out among the listed rows.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def make_stripes(shares: Floats, table_rows: Ints) -> Stripes:
 
 
 def period(shares: Floats) -> NDArray[np.uint16]:
-    """The pattern [P] in which any stretch holds each rank in proportion to its share."""
+    """Return the pattern [P] in which any stretch holds each rank in proportion to its share."""
     ranks = len(shares)
     if not shares.sum():
         shares = np.ones(ranks)

@@ -21,8 +21,8 @@ from oper.planner.row_placement.swaps import SwapSearch
 
 
 class Swappable(NamedTuple):
-    """Rows of one memory, by class and holder set: `counts` [C, G], of any rows, and what these and
-    whatever else is there cost; and `price` [G, G], seconds per byte of a row's move, if any."""
+    """Rows of one memory, by class and holder set: `counts` [C, G], of any rows, and the cost of
+    these and all other rows there; and `price` [G, G], seconds per byte of a row's move, if any."""
 
     problem: ClassProblem
     holder_sets: HolderSets
@@ -58,19 +58,19 @@ class Swapped(NamedTuple):
 
 
 def _as_many(of_each: Sequence[tuple[Direction, ...]]) -> list[tuple[Direction, ...]]:
-    """The directions of memories, with some that move nothing where one has fewer: no relay reads
-    rows of the tier."""
+    """Return the directions of memories, with some that move nothing if one has fewer: no relay
+    reads rows of the tier."""
     most = max(map(len, of_each))
-    found = []
+    padded = []
     for directions in of_each:
         still = Direction(*map(np.zeros_like, directions[0]))
-        found.append((*directions, *[still] * (most - len(directions))))
-    return found
+        padded.append((*directions, *[still] * (most - len(directions))))
+    return padded
 
 
 def swap_together(memories: Sequence[Swappable]) -> Swapped:
-    """Swap while that lowers the largest T in all memories, or the slowest link where links are to
-    be even, by more than the rows' prices."""
+    """Swap while that lowers the largest T in all memories, or the slowest link if links are to be
+    even, by more than the rows' prices."""
     movable = [each.movable for each in memories]
     part = block_diag(*(m.counts[:, sets] for m, sets in zip(memories, movable, strict=True)))
     of_each = [
@@ -92,16 +92,16 @@ def swap_together(memories: Sequence[Swappable]) -> Swapped:
         price = np.zeros((int(widths[-1]), part.shape[1], part.shape[1]))
         sets = np.cumsum([0, *map(len, movable)])
         for n, each in enumerate(memories):
-            mine = slice(int(sets[n]), int(sets[n + 1]))
-            price[widths[n] : widths[n + 1], mine, mine] = each.price_of_widths
+            memory_sets = slice(int(sets[n]), int(sets[n + 1]))
+            price[widths[n] : widths[n + 1], memory_sets, memory_sets] = each.price_of_widths
     counts = np.asfortranarray(part.astype(np.int64))
     search = SwapSearch(counts, directions, np.concatenate(width), np.asarray(seconds), price)
     search.run()
-    found, first_class, first_set = [], 0, 0
+    swapped, first_class, first_set = [], 0, 0
     for each, sets_of in zip(memories, movable, strict=True):
         after = each.counts.copy()
         last_class, last_set = first_class + len(after), first_set + len(sets_of)
         after[:, sets_of] = counts[first_class:last_class, first_set:last_set]
-        found.append(after)
+        swapped.append(after)
         first_class, first_set = last_class, last_set
-    return Swapped(tuple(found), search.rounds_made)
+    return Swapped(tuple(swapped), search.rounds_made)

@@ -4,16 +4,17 @@ In: rows of each class in each holder set, T of each rank. Out: both after the s
 owner, or with given holders at inference, adds to every rank's T in proportion to its traffic w:
 column[g] seconds per byte for holder set g (read_charges.py). Swapping k rows of class a in set g
 with k of class b, equal in width, in set h moves x = k·(w_a - w_b) bytes of traffic,
-T += x·(column[h] - column[g]), and leaves every set's rows, and so all memory, as they were.
-Where reads and gradients are charged apart (traffic.py), T is the sum over both; pairs and amounts
-are then chosen by the one direction that comes nearest.
-What falls is a smooth maximum, (1/β)·log Σ exp(β·T), β sharpening as T evens out: the plain maximum
+T += x·(column[h] - column[g]), and leaves the number of every set's rows, and so all memory,
+unchanged. If reads and gradients are charged apart (traffic.py), T is the sum over both; pairs and
+amounts are then chosen by the one direction that comes nearest.
+
+Swaps lower a smooth maximum, (1/β)·log Σ exp(β·T), β sharpening as T evens out: the plain maximum
 has plateaus as soon as two ranks share it. Each round takes the pair of holder sets that lowers it
 most and moves its x by swapping rows.
 
 A round looks at the pairs of the holder sets under the most and under the least pressure, of which
-there are `_SETS_TRIED` at most, so that it takes no longer on a thousand ranks; what depends on
-pairs alone is found once.
+there are `_SETS_TRIED` at most, so that it takes no longer on a thousand ranks; figures of pairs
+alone are computed once.
 """
 
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ ROUNDS = 400  # of 174 searches half took 20 or fewer, and the longest 184
 LEAST_GAIN = 1e-9
 # So many rounds that lower T by less than this share in all are the last.
 _PATIENCE, _LEAST_PROGRESS = 25, 1e-7
-# Of many ranks, where a round takes 20 ms: on 128x8-h100 the first 50 rounds lowered T by 2e-4, and
-# the 350 after them by 2e-5 of it.
+# Many ranks, with 20 ms per round: on 128x8-h100 the first 50 rounds lowered T by 2e-4, and the 350
+# after them by 2e-5 of it.
 _LEAST_PROGRESS_OF_MANY = 5e-6
 _PAIRS_TRIED = 16
 _SETS_TRIED = 256
@@ -62,13 +63,13 @@ class _Pair(NamedTuple):
 
 
 def set_by_set(counts: Ints) -> Ints:
-    """A copy of `counts` [C, G] as the search reads it, the rows of a holder set one after the
-    other."""
-    found = np.empty(counts.shape, dtype=np.int64, order="F")
+    """Return a copy of `counts` [C, G] as the search reads it, the rows of a holder set one after
+    the other."""
+    by_set = np.empty(counts.shape, dtype=np.int64, order="F")
     for first in range(0, len(counts), _COPIED_CLASSES):
         part = slice(first, first + _COPIED_CLASSES)
-        found[part] = counts[part]
-    return found
+        by_set[part] = counts[part]
+    return by_set
 
 
 @dataclass
@@ -94,7 +95,7 @@ class SwapSearch:
         ]
         sets = len(self.columns)
         # The most that a byte moved between two sets changes a rank's time by, [G, G]; negative
-        # where no round has looked at the two.
+        # if no round has looked at the two.
         self._reach = np.full((sets, sets), -1.0)
         # Most and least traffic of a row of each width in each set, [W, G]; not of stale sets.
         self._heaviest, self._lightest = np.zeros((2, len(self._order), sets))
@@ -126,7 +127,7 @@ class SwapSearch:
         self.seconds[:] = best_seconds
 
     def move(self, source: int, target: int, traffic_bytes: float) -> float:
-        """Move about `traffic_bytes` from one set to another by swaps; how much it was."""
+        """Move about `traffic_bytes` from one set to another by swaps; return the bytes moved."""
         swaps = self._best_swaps(source, target, traffic_bytes)
         moved = sum(k * float(self.traffic_bytes[a] - self.traffic_bytes[b]) for a, b, k in swaps)
         self._swap(source, target, swaps)
@@ -154,7 +155,7 @@ class SwapSearch:
         return None
 
     def _change(self, g: int, h: int, swaps: list[Swap]) -> Floats:
-        """How T of the ranks changes, [M]."""
+        """Return the change of T of the ranks, [M]."""
         change: Floats = np.zeros(len(self.seconds))
         for bytes, columns in self.directions:
             moved = sum(k * float(bytes[a] - bytes[b]) for a, b, k in swaps)
@@ -171,8 +172,8 @@ class SwapSearch:
         self._stale[[g, h]] = True
 
     def _pairs(self, sharpness: float) -> list[_Pair]:
-        """Pairs of holder sets, most gain first, with the traffic to move: at the least of the
-        smooth maximum along the pair, which is convex in x, by bisection of its slope."""
+        """Return pairs of holder sets, largest gain first, with the traffic to move: at the least
+        of the smooth maximum along the pair, which is convex in x, by bisection of its slope."""
         pressure = _pressure(self.seconds, sharpness)
         along = dot(pressure, self._columns_by_rank)
         source, target = _ends(along)
@@ -195,7 +196,8 @@ class SwapSearch:
         return [_Pair(int(source[n]), int(target[n]), float(low[n])) for n in order]
 
     def _swappable(self, source: Ints, target: Ints) -> NDArray[np.bool_]:
-        """Whether some row of a source has more traffic than some of a target, equal in width."""
+        """Return a mask of the pairs in which some row of the source has more traffic than a row of
+        equal width of the target, [sources, targets]."""
         looked_at = np.union1d(source, target)
         for g in looked_at[self._stale[looked_at]]:
             self._note_extremes(g)
@@ -203,7 +205,7 @@ class SwapSearch:
         return np.asarray((heaviest[:, :, None] > lightest[:, None, :]).any(axis=0))
 
     def _reach_between(self, source: Ints, target: Ints) -> Floats:
-        """The most that a byte moved from a source to a target changes a rank's time by."""
+        """Return the largest change of a rank's time by a byte moved from a source to a target."""
         pairs = np.ix_(source, target)
         new = self._reach[pairs] < 0
         of, to = source[new.any(axis=1)], target[new.any(axis=0)]
@@ -213,7 +215,7 @@ class SwapSearch:
         return self._reach[pairs]
 
     def _note_extremes(self, g: int) -> None:
-        """Most and least traffic of a row of each width in set g."""
+        """Note the most and the least traffic of a row of each width in set g."""
         self._stale[g] = False
         for w, order in enumerate(self._order):
             held = order[self.counts[order, g] > 0]  # traffic ascends
@@ -221,12 +223,12 @@ class SwapSearch:
             self._lightest[w, g] = self.traffic_bytes[held[0]] if len(held) else np.inf
 
     def _best_swaps(self, g: int, h: int, amount: float) -> list[Swap]:
-        """Swaps of rows of g for rows of h that move about `amount` of traffic.
+        """Return the swaps of rows of g for rows of h that move about `amount` of traffic.
 
         One that comes near it if there is one, else the rows of g with most traffic that do not
         exceed it for the rows of h with least.
         """
-        best, found = amount * (1 - 1e-6), None
+        best, swap = amount * (1 - 1e-6), None
         given_rows, taken_rows = self.counts[:, g], self.counts[:, h]
         left = [(order, order) for order in self._order]
         for k in _SWAP_ROWS:
@@ -250,17 +252,17 @@ class SwapSearch:
                     at = int(error.argmin())
                     if error[at] < best:
                         best = float(error[at])
-                        found = Swap(int(give[at]), int(take[index[at]]), k)
+                        swap = Swap(int(give[at]), int(take[index[at]]), k)
             # Swaps of more rows only while fewer have too little traffic to move the amount.
-            if found is not None and best <= 0.02 * amount:
+            if swap is not None and best <= 0.02 * amount:
                 break
-        if found is not None and best <= 0.5 * amount:
-            return [found]
+        if swap is not None and best <= 0.5 * amount:
+            return [swap]
         return self._many_swaps(g, h, amount)
 
     def _many_swaps(self, g: int, h: int, amount: float) -> list[Swap]:
-        """The rows of g with most traffic for those of h with least, width by width, up to `amount`
-        in all."""
+        """Return the rows of g with most traffic for those of h with least, width by width, up to
+        `amount` in all."""
         swaps: list[Swap] = []
         for order in self._order:
             heavy = order[self.counts[order, g] > 0][::-1].tolist()
@@ -270,12 +272,12 @@ class SwapSearch:
                 rows = int(self.counts[a, g])
                 while rows and at < len(light):
                     b = light[at]
-                    each = float(self.traffic_bytes[a] - self.traffic_bytes[b])
-                    k = min(rows, left, int(amount // each) if each > 0 else 0)
+                    row_bytes = float(self.traffic_bytes[a] - self.traffic_bytes[b])
+                    k = min(rows, left, int(amount // row_bytes) if row_bytes > 0 else 0)
                     if not k:
                         break
                     swaps.append(Swap(a, b, k))
-                    amount -= k * each
+                    amount -= k * row_bytes
                     rows -= k
                     left -= k
                     if not left:
@@ -287,15 +289,15 @@ class SwapSearch:
 
 
 def _largest(values: Floats, most: int) -> Ints:
-    """Where the largest of `values` are, at most so many, the first of equals first: without a sort
-    of all."""
+    """Return the indices of the largest `values`, at most so many, the first of equals first,
+    without sorting all of them."""
     least = -np.inf if len(values) <= most else float(np.partition(values, -most)[-most])
-    found = np.flatnonzero(values >= least)
-    return found[np.argsort(-values[found], kind="stable")[:most]]
+    large = np.flatnonzero(values >= least)
+    return large[np.argsort(-values[large], kind="stable")[:most]]
 
 
 def _ends(along: Floats) -> tuple[Ints, Ints]:
-    """The sets that traffic should leave and those it should go to, each by number."""
+    """Return the numbers of the sets that traffic should leave, and of the sets it should go to."""
     if len(along) <= _SETS_TRIED:
         return np.arange(len(along)), np.arange(len(along))
     order = np.argsort(-along, kind="stable")
@@ -303,7 +305,7 @@ def _ends(along: Floats) -> tuple[Ints, Ints]:
 
 
 def _pressure(seconds: Floats, sharpness: float) -> Floats:
-    """The gradient of the smooth maximum over the last axis."""
+    """Return the gradient of the smooth maximum over the last axis."""
     raised = exp(sharpness * (seconds - seconds.max(axis=-1, keepdims=True)))
     return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
 

@@ -4,11 +4,11 @@ In: a `Plan`, the tables and ranks of a new one. Out: `CarriedLayout`. Its ranks
 those of the old plan that are GONE, by their old numbers, and NOWHERE, the last, which has the rows
 that the old plan does not know. Its tables are the new ones, then those that were dropped. So rows
 that come and rows that leave are moves like others (relocate.py): new rows come from nowhere, and
-rows of dropped tables go there. `cut` takes the new tables and ranks out of what results.
+rows of dropped tables go there. `cut` takes the new tables and ranks out of the result.
 
-Rows keep their ranks and slots. Copies on ranks that are gone are left out where a rank that stays
-has one. New rows, and those of ranks that are gone, are listed; the stripes number all others as
-before, as neither those rows nor the steps of ranks that are gone are counted in them.
+Rows keep their ranks and slots. Copies on ranks that are gone are left out if a rank that stays has
+one. New rows, and those of ranks that are gone, are listed; the stripes number all others as
+before, because neither those rows nor the steps of ranks that are gone are counted in them.
 
 Rows that all new ranks hold must have one slot on all. Those that only some of the old ranks held
 may not: nowhere reads such rows from the last rank, and all others from the first holder, which
@@ -37,8 +37,8 @@ from oper.tables.table import Table, offsets
 
 @dataclass(frozen=True)
 class CarriedLayout:
-    """`layout` is of all `tables`, the first `new_tables` of which are the new plan's, on its
-    `ranks`, those that are gone, and nowhere."""
+    """Layout of all `tables`, the first `new_tables` of which are the new plan's, on its `ranks`,
+    the ranks that are gone, and nowhere."""
 
     layout: Layout
     tables: tuple[Table, ...]
@@ -49,9 +49,9 @@ class CarriedLayout:
     def of(
         old: Plan, tables: tuple[Table, ...], sets: HolderSets, read_prices: Floats
     ) -> "CarriedLayout":
-        """The rows of a plan without a tier. Ranks read a row from where the first of the holder
-        `sets` [K, M] with its holders has them read; where none has, where `read_prices` [reader,
-        source] make it the cheapest."""
+        """Return the carried layout of the rows of a plan without a tier. Ranks read a row by the
+        sources of the first of the holder `sets` [K, M] with its holders; without such a set, from
+        the holder that `read_prices` [reader, source] make the cheapest."""
         carrier = _Carrier(old, tables, sets, read_prices)
         return CarriedLayout(carrier.layout(), carrier.tables, len(tables), sets.holds.shape[1])
 
@@ -61,7 +61,8 @@ class CarriedLayout:
         return self.layout.ranks - 1
 
     def cut(self, layout: Layout) -> Layout:
-        """The new tables and ranks of a layout of all, in which their rows are on these ranks."""
+        """Return the new tables and ranks of a layout of all, in which their rows are on these
+        ranks."""
         part = select_layout(layout, np.arange(self.new_tables))
         group, position = unpack_codes(part.codes, len(part.group_width))
         used, group = np.unique(group, return_inverse=True)
@@ -82,7 +83,7 @@ class CarriedLayout:
 
 
 def padded(sets: HolderSets, ranks: int) -> HolderSets:
-    """The sets on more ranks, which hold nothing and read from the first holder."""
+    """Return the sets on more ranks, which hold nothing and read from the first holder."""
     more = ranks - sets.holds.shape[1]
     first = np.repeat(sets.holds.argmax(axis=1)[:, None], more, axis=1)
     return HolderSets(
@@ -125,14 +126,14 @@ class _Carrier:
         self._width_of[: len(new)] = of_new.of_table
 
     def layout(self) -> Layout:
-        """The layout, in which all rows of the old plan are at their slots."""
+        """Return the layout, in which all rows of the old plan are at their slots."""
         old = self._old.layout
         rows = _Rows(self._ids(listed_rows(old)), *old.listed_places())
         unstriped = (self._rows_of_gone_ranks(), self._new_rows())
         stripe_bitmap = None
         if old.stripe_bitmap is not None:
             frozen = self._ids(self._unstriped(old.stripe_bitmap))
-            stripe_bitmap = self._bitmap([frozen, *(found.row for found in unstriped)])
+            stripe_bitmap = self._bitmap([frozen, *(part.row for part in unstriped)])
         row, group, position = (np.concatenate(each) for each in zip(rows, *unstriped, strict=True))
         order = np.argsort(row, kind="stable")
         width, sets, base = self._groups()
@@ -173,19 +174,20 @@ class _Carrier:
 
     @property
     def _new_rows_of_table(self) -> Ints:
-        """How many rows of each table the old plan does not have."""
+        """Number of rows of each table that the old plan does not have."""
         rows = np.diff(self._first)
         rows[self._number] -= self._old.layout.rows
         return rows
 
     def _ids(self, old_ids: Ints) -> Ints:
-        """The ids among all tables of rows of the old plan, [N], by their ids there; in order."""
+        """Return the ids among all tables of rows of the old plan, [N], by their ids there; in
+        order."""
         first = offsets(self._old.tables)
         table = np.searchsorted(first, old_ids, side="right") - 1
         return np.asarray(old_ids - first[table] + self._first[self._number[table]])
 
     def _groups(self) -> tuple[Ints, HolderSets, Ints]:
-        """Width [G], holders and sources, and first slots [G, ranks] of the groups."""
+        """Return the width [G], holders and sources, and first slots [G, ranks] of the groups."""
         old = self._old.layout
         holds = np.zeros((len(old.holds), self._all_ranks), dtype=bool)
         holds[:, : old.ranks] = old.holds
@@ -204,55 +206,55 @@ class _Carrier:
         return np.concatenate([self._old_width[old.group_width], width]), sets, base
 
     def _sources(self, holds: NDArray[np.bool_], base: Ints) -> HolderSets:
-        """Where groups with these holders and first slots [G, ranks] are read from."""
+        """Return the sources of groups with these holders and first slots [G, ranks]."""
         source = np.repeat(holds.argmax(axis=1)[:, None], self._all_ranks, axis=1)
         stays = holds[:, : self._ranks].any(axis=1)
         here = holds[stays, : self._ranks]
-        found = cheapest_holder_sets(here, self._read_prices).source
+        read_from = cheapest_holder_sets(here, self._read_prices).source
         same = (here[:, None] == self._sets.holds[None]).all(axis=2)
         known = same.any(axis=1)
-        found[known] = self._sets.source[same.argmax(axis=1)[known]]
-        source[stays, : self._ranks] = found
+        read_from[known] = self._sets.source[same.argmax(axis=1)[known]]
+        source[stays, : self._ranks] = read_from
         first = base[:, : self._ranks]
         uneven = holds[:, : self._ranks].all(axis=1) & (first != first[:, :1]).any(axis=1)
         source[uneven, -1] = self._ranks - 1
         return HolderSets(source.astype(np.uint16), holds)
 
     def _group(self, width: Ints, rank: Ints) -> Ints:
-        """The group of a rank that is gone, or nowhere."""
+        """Return the group of a rank that is gone, or nowhere."""
         of_rank = self._all_ranks - self._ranks
         return np.asarray(len(self._old.layout.group_width) + width * of_rank + rank - self._ranks)
 
     def _rows_of_gone_ranks(self) -> _Rows:
-        """The rows that are in stripes of such ranks."""
-        found = [_Rows(*np.zeros((3, 0), dtype=np.int64))]
+        """Return the rows that are in stripes of such ranks."""
+        parts = [_Rows(*np.zeros((3, 0), dtype=np.int64))]
         locator = RowLocator(self._old)
         if self._ranks >= self._old.ranks:
-            return found[0]
+            return parts[0]
         groups = len(self._old.layout.group_width)
         for old_number, number in enumerate(self._number):
             for chunk in locator.chunks(old_number):
                 index = np.flatnonzero(chunk.extent >= groups + self._ranks)
                 row = self._first[number] + chunk.first + index
                 group = self._group(self._width_of[number], chunk.extent[index] - groups)
-                found.append(_Rows(row, group, locator.owner_slots(chunk, index)))
-        return _Rows(*(np.concatenate(each) for each in zip(*found, strict=True)))
+                parts.append(_Rows(row, group, locator.owner_slots(chunk, index)))
+        return _Rows(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
     def _unstriped(self, stripe_bitmap: NDArray[np.uint64]) -> Ints:
-        """The rows, by their ids in the old plan, that its stripes do not count, and those that
-        they count at ranks that are gone, though they have been listed since."""
+        """Return the rows, by their ids in the old plan, that its stripes do not count, and those
+        that they count at ranks that are gone, though they have been listed since."""
         old = self._old.layout
         stripes = replace(old, bitmap=stripe_bitmap, stripe_bitmap=None)
         never, listed = listed_rows(stripes), listed_rows(old)
         since, first = np.setdiff1d(listed, never, assume_unique=True), offsets(self._old.tables)
-        found = [never]
+        parts = [never]
         for t, rows in enumerate(np.split(since, np.searchsorted(since, first[1:-1]))):
             owner = stripes.locate(t, rows - first[t]).owner
-            found.append(rows[owner >= self._ranks])
-        return np.concatenate(found)
+            parts.append(rows[owner >= self._ranks])
+        return np.concatenate(parts)
 
     def _new_rows(self) -> _Rows:
-        """The rows that the old plan does not have, which are the last of their tables."""
+        """Return the rows that the old plan does not have, which are the last of their tables."""
         new = self._new_rows_of_table
         table = np.repeat(np.arange(len(self.tables)), new)
         number = np.arange(len(table)) - np.repeat(np.cumsum(new) - new, new)
@@ -263,14 +265,14 @@ class _Carrier:
         return _Rows(row, self._group(width, np.full(len(table), self._all_ranks - 1)), position)
 
     def _without_gone_ranks(self, order: NDArray[np.uint16]) -> tuple[NDArray[np.uint16], Ints]:
-        """A pattern without the steps of those ranks, and how many are left before each step. A
-        pattern that has none left keeps a step, which no row is at."""
+        """Return a pattern without the steps of ranks that are gone, and the number of steps left
+        before each. A pattern that has none left keeps a step, which no row is at."""
         left = order < self._ranks
         before = np.cumsum(left) - left
         return (order[left] if left.any() else np.zeros(1, np.uint16)), before
 
     def _bitmap(self, rows: list[Ints]) -> NDArray[np.uint64]:
-        """The bitmap in which these rows are marked."""
+        """Return the bitmap in which these rows are marked."""
         row, first_line = np.concatenate(rows), self._line_offset
         table = np.searchsorted(self._first, row, side="right") - 1
         line, bit = np.divmod(row - self._first[table], ROWS_PER_LINE)

@@ -23,7 +23,7 @@ class Flows:
     rows: Ints
 
     def link_bytes(self, row_bytes: Floats, copies: Ints) -> float:
-        """The bytes over links of rows of `row_bytes` [C], where `copies[k, l]` ranks copy a row
+        """Return the bytes over links of rows of `row_bytes` [C]; `copies[k, l]` ranks copy a row
         that goes from column k to column l."""
         return float(dot(self.rows * row_bytes[self.row_class], copies[self.before, self.after]))
 
@@ -38,13 +38,13 @@ class _Flow(NamedTuple):
 
 
 def net_flows(old: Ints, new: Ints, cost: MigrationCost) -> Flows:
-    """The least changes that lead from rows `old` to `new`, both [C, K]: as many rows of each class
-    as can stay do, and the others go the cheapest ways first."""
+    """Return the least changes that lead from rows `old` to `new`, both [C, K]: as many rows of
+    each class as can stay do, and the others go the cheapest ways first."""
     changed = np.flatnonzero((old != new).any(axis=1))
     delta = new[changed] - old[changed]
     surplus, lack = np.clip(-delta, 0, None), np.clip(delta, 0, None)
-    found: list[_Flow] = []
-    # Of all pairs of columns those that rows can go between are few.
+    flows: list[_Flow] = []
+    # Rows can go between few of all pairs of columns.
     givers, takers = np.nonzero(np.outer(surplus.any(axis=0), lack.any(axis=0)))
     order = np.argsort(cost.seconds[givers, takers], kind="stable")
     for g, k in zip(givers[order].tolist(), takers[order].tolist(), strict=True):
@@ -54,12 +54,12 @@ def net_flows(old: Ints, new: Ints, cost: MigrationCost) -> Flows:
             continue
         surplus[some, g] -= rows[some]
         lack[some, k] -= rows[some]
-        found.append(_Flow(changed[some], g, k, rows[some]))
-    size = [len(flow.rows) for flow in found]
+        flows.append(_Flow(changed[some], g, k, rows[some]))
+    size = [len(flow.rows) for flow in flows]
     none = np.zeros(0, dtype=np.int64)
     return Flows(
-        np.concatenate([none, *(flow.row_class for flow in found)]),
-        np.repeat(np.array([flow.before for flow in found], dtype=np.int64), size),
-        np.repeat(np.array([flow.after for flow in found], dtype=np.int64), size),
-        np.concatenate([none, *(flow.rows for flow in found)]),
+        np.concatenate([none, *(flow.row_class for flow in flows)]),
+        np.repeat(np.array([flow.before for flow in flows], dtype=np.int64), size),
+        np.repeat(np.array([flow.after for flow in flows], dtype=np.int64), size),
+        np.concatenate([none, *(flow.rows for flow in flows)]),
     )

@@ -1,4 +1,4 @@
-"""What it costs to bring rows from one holder set to another.
+"""Cost of bringing rows from one holder set to another.
 
 In: holder sets of two placements, their rows. Out: `MigrationCost` a byte, `Migration` in all.
 """
@@ -19,21 +19,21 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True)
 class MigrationCost:
-    """What it takes to bring a row from one of K holder sets to one of K': every new holder copies
-    it from the nearest old one."""
+    """Cost of bringing a row from one of K holder sets to one of K': every new holder copies it
+    from the nearest old one."""
 
     nearest: Ints  # [K, M] the holder that a rank copies from; the rank itself if it is one
     seconds: Floats  # [K, K'] seconds per byte, summed over the new holders
 
     @staticmethod
     def of(before: HolderSets, after: HolderSets, topology: Topology) -> "MigrationCost":
-        """Between the columns of two placements."""
+        """Return the cost between the columns of two placements."""
         return MigrationCost.by_links(before, after, Charges.of(topology).link_seconds)
 
     @staticmethod
     def by_links(before: HolderSets, after: HolderSets, links: Floats) -> "MigrationCost":
-        """The same by the seconds per byte of each link, [M, M], reader by source; none to a rank's
-        own rows."""
+        """Return the cost by the seconds per byte of each link, [M, M], reader by source; a rank's
+        own rows take none."""
         nearest = np.where(before.holds[:, None], links, np.inf).argmin(axis=2)
         link = links[np.arange(len(links)), nearest]
         return MigrationCost(nearest, dot(link, after.holds.T.astype(np.float64)))
@@ -41,7 +41,7 @@ class MigrationCost:
 
 @dataclass(frozen=True)
 class Migration:
-    """What it takes to get from one plan to another. Rows that the old plan does not have are
+    """Rows and bytes to move from one plan to another. Rows that the old plan does not have are
     placed: there is nothing to copy."""
 
     rows: int  # that some rank copies from another
@@ -57,7 +57,7 @@ class Migration:
         return float(self.bytes_by_link.sum() - np.trace(self.bytes_by_link))
 
     def seconds(self, topology: Topology) -> float:
-        """What a rank takes for its copies, on average, those from slot to slot of its own too."""
+        """Return a rank's mean seconds for its copies, including copies between its own slots."""
         prices = with_gone_ranks(Charges.of(topology).copy_seconds, self.bytes_by_link.shape[1])
         return float((self.bytes_by_link * prices).sum()) / topology.ranks
 
@@ -67,7 +67,8 @@ class Migration:
         return float(np.trace(self.bytes_by_link))
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper replan --json`, but `seconds`, which depend on the topology."""
+        """Return the fields of `oper replan --json`, but `seconds`, which depend on the
+        topology."""
         return {
             "moved_rows": self.rows,
             "moved_bytes": self.link_bytes,
@@ -79,8 +80,8 @@ class Migration:
 
 
 def with_gone_ranks(prices: Floats, sources: int) -> Floats:
-    """Seconds per byte [M, sources] from ranks that are gone as well. No topology has their links:
-    a rank reads from them as from the rank that it is the dearest for it to read from."""
+    """Return the seconds per byte [M, sources] from ranks that are gone as well. No topology has
+    their links: a rank reads from them as from the rank that is the dearest for it to read from."""
     gone = np.repeat(prices.max(axis=1, keepdims=True), sources - len(prices), axis=1)
     return np.concatenate([prices, gone], axis=1)
 
@@ -96,8 +97,8 @@ class MovedRows(NamedTuple):
 def link_bytes(
     moved_bytes: Floats, before: HolderSets, after: HolderSets, cost: MigrationCost
 ) -> NDArray[np.float64]:
-    """Bytes that each rank copies from each other, [M, M] (reader by source), when rows of
-    `moved_bytes[k, l]` in all go from column k of `before` to column l of `after`, as `cost` has
+    """Return the bytes that each rank copies from each other, [M, M] (reader by source), when rows
+    of `moved_bytes[k, l]` in all go from column k of `before` to column l of `after`, as `cost` has
     them go."""
     ranks = before.holds.shape[1]
     matrix = np.zeros((ranks, ranks))
@@ -110,8 +111,8 @@ def link_bytes(
 def compare_placements(
     old: RowLocator, new: RowLocator, after: HolderSets, memory_bytes: Ints
 ) -> MovedRows:
-    """What moves between two placements of T tables; `after` are the new one's holder sets, and
-    `memory_bytes` [T] is that of a row of each table."""
+    """Return the rows that move between two placements of T tables; `after` are the new placement's
+    holder sets, and `memory_bytes` [T] is the memory of a row of each table."""
     shape = (len(old.holder_sets), len(after))
     arrives = whole_dot((~old.holder_sets.holds).astype(int), after.holds.T.astype(int)) > 0
     moved_rows, moved_bytes = 0, np.zeros(shape)

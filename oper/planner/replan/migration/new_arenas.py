@@ -2,7 +2,7 @@
 
 In: rows of each class by holder set, before and after. Out: `NewArenas`. Every arena stays dense,
 one slot a row. New replicas of a holder set get a block of slots behind the replicas that are
-there, at equal slots of all holders where all ranks hold them, and always in training. Only if the
+there, at equal slots of all holders if all ranks hold them, and always in training. Only if the
 replicas themselves would reach beyond an arena's end are all replicas of that width laid out anew,
 from slot 0 on.
 """
@@ -22,8 +22,9 @@ Flags = NDArray[np.bool_]
 
 
 def one_slot_sets(sets: HolderSets, training: bool) -> Flags:
-    """Which sets have a row at one slot of all holders: those of all ranks, and, in training, all
-    others of several, as arenas are laid out (row_placement/arena_layout.py)."""
+    """Return a mask of the sets whose rows have one slot number on all holders: the sets of all
+    ranks, and, in training, all others of several ranks, as arenas are laid out
+    (row_placement/arena_layout.py)."""
     return np.asarray(sets.everywhere | training & (sets.copies > 1))
 
 
@@ -49,8 +50,9 @@ class NewArenas:
     def of(
         locator: RowLocator, width_of_class: Ints, before: Ints, after: Ints, one_slot: Flags
     ) -> "NewArenas":
-        """For rows `before` and `after` [C, K], of classes of widths `width_of_class` [C];
-        `one_slot` [K] says whether all holders have a row at one slot."""
+        """Return the arenas for rows `before` and `after` [C, K], of classes of widths
+        `width_of_class` [C]. `one_slot` [K] marks the columns whose holders all have a row at one
+        slot."""
         sets = locator.holder_sets
         widths = len(locator.layout.slots)
         by_width = np.arange(widths)[:, None] == width_of_class[None]
@@ -67,7 +69,8 @@ class NewArenas:
         return NewArenas(sets, size, blocks, replicas_move)
 
     def taken(self, w: int, rank: Ints, slot: Ints) -> Flags:
-        """Whether slots of ranks, [N] each, are in a block or beyond the arena's new end."""
+        """Return a mask of the slots of ranks, [N] each, in a block or beyond the arena's new
+        end."""
         taken: Flags = slot >= self.size[w, rank]
         for block in self.blocks[w]:
             holds = self.holder_sets.holds[block.column]
@@ -77,13 +80,13 @@ class NewArenas:
         return taken
 
     def displaces(self, w: int, old_size: Ints) -> bool:
-        """Whether rows of width w with one owner may have to leave their slots, of arenas of
+        """Return True if rows of width w with one owner may have to leave their slots, of arenas of
         `old_size` [M]."""
         return bool(self.blocks[w]) or bool((self.size[w] < old_size).any())
 
 
 def _replica_tops(layout: Layout) -> Ints:
-    """The end of the last replica's slot, [W, M]."""
+    """Return the end of the last replica's slot, [W, M]."""
     group, position = layout.listed_places()
     last = np.full(len(layout.group_width), -1, dtype=np.int64)
     np.maximum.at(last, group, position)
@@ -98,7 +101,8 @@ def _replica_tops(layout: Layout) -> Ints:
 def _make_blocks(
     sets: HolderSets, one_slot: Flags, top: Ints, rows: Ints
 ) -> tuple[list[ReplicaBlock], Ints]:
-    """Blocks for `rows[k]` more replicas in column k, behind `top` [M]; the ends of them, [M]."""
+    """Return blocks for `rows[k]` more replicas in column k, behind `top` [M], and their ends,
+    [M]."""
     holds = sets.holds
     columns = [k for k in range(len(top), len(holds)) if rows[k] > 0]
     blocks, top = [], top.copy()

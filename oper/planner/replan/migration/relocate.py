@@ -1,9 +1,9 @@
 """From flows between holder sets to rows with new slots: the layout that results, and the moves.
 
 In: a plan's rows by class and holder set, the rows wanted, `Flows` between them. Out: `Relocation`.
-Which rows change is decided in `rows_to_move.py`, their slots in `slot_assignment.py`. Striped rows
-that change holders or slots become listed. The others stay where they are, as the old bitmap goes
-on to number them (layout.py).
+`rows_to_move.py` decides the rows that change, `slot_assignment.py` their slots. Striped rows that
+change holders or slots become listed. The others keep their places, because the old bitmap goes on
+to number them (layout.py).
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def relocate(
 def _new_layout(
     layout: Layout, arenas: NewArenas, rows: ChangedRows, new: NewSlots, groups: NewGroups
 ) -> Layout:
-    """The layout with the rows that change listed at their new slots."""
+    """Return the layout with the rows that change listed at their new slots."""
     listed = ListedRows.of(layout).updated(ListedRows(rows.row, new.group, new.position))
     used, group = np.unique(listed.group, return_inverse=True)
     listed, kept = listed._replace(group=group), groups.all.take(used)
@@ -75,7 +75,7 @@ def _new_layout(
 def _moves(
     rows: ChangedRows, new: NewSlots, cost: MigrationCost, row_memory: Ints, first_row: Ints
 ) -> RowMoves:
-    """The entries of all rows whose holders or slots differ."""
+    """Return the entries of all rows whose holders or slots differ."""
     differs = (new.slots != rows.old_slots).any(axis=1)
     n, rank = np.nonzero((new.slots >= 0) & differs[:, None])
     source = cost.nearest[rows.before[n], rank]

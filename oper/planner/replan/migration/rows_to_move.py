@@ -1,4 +1,4 @@
-"""Which rows of a plan change: those that leave their holders, and those in the way of others.
+"""Rows of a plan that change: rows that leave their holders, and rows in the way of others.
 
 In: the plan's rows, `Flows` of classes between holder sets, `NewArenas`. Out: `ChangedRows`.
 """
@@ -25,7 +25,7 @@ class _FoundRows:
     row_class: Ints
     place: Ints  # in the old layout, with the offset from its first row
     offset: Ints
-    old_slots: Ints  # [N, M], -1 where a rank holds no copy
+    old_slots: Ints  # [N, M], -1 if a rank holds no copy
     leaves: Flags  # whether the holders change; of the others, only the slots
     striped: Flags
 
@@ -39,7 +39,7 @@ class ChangedRows:
     width: Ints
     place: Ints  # in the old layout, with the offset from its first row
     offset: Ints
-    old_slots: Ints  # [N, M], -1 where a rank holds no copy
+    old_slots: Ints  # [N, M], -1 if a rank holds no copy
     leaves: Flags  # whether the column changes; of the others, only the slots
     before: Ints  # column
     after: Ints  # column
@@ -56,7 +56,7 @@ def changed_rows(
     flows: Flows,
     arenas: NewArenas,
 ) -> ChangedRows:
-    """The rows that change; `counted` [C, K + M] are the rows in the counted columns."""
+    """Return the rows that change; `counted` [C, K + M] are the rows in the counted columns."""
     leaving = _LeavingRows(counted, flows, locator)
     first_row = offsets(tables)
     parts = [
@@ -64,21 +64,21 @@ def changed_rows(
         for t in range(len(tables))
         for chunk in locator.chunks(t)
     ]
-    found = _FoundRows(
+    changed = _FoundRows(
         *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(_FoundRows))
     )
-    before = locator.holder_set_of[found.place]
+    before = locator.holder_set_of[changed.place]
     after = before.copy()
-    index = np.flatnonzero(found.leaves)
-    index = index[np.lexsort((found.striped[index], before[index], found.row_class[index]))]
+    index = np.flatnonzero(changed.leaves)
+    index = index[np.lexsort((changed.striped[index], before[index], changed.row_class[index]))]
     after[index] = _in_turn(flows)
     return ChangedRows(
-        found.row,
-        found.width,
-        found.place,
-        found.offset,
-        found.old_slots,
-        found.leaves,
+        changed.row,
+        changed.width,
+        changed.place,
+        changed.offset,
+        changed.old_slots,
+        changed.leaves,
         before,
         after,
     )
@@ -101,8 +101,8 @@ def _in_turn(flows: Flows) -> Ints:
 
 
 class _LeavingRows:
-    """How many rows of each class are still to leave each counted column, [C, K + M]: listed rows
-    of a column leave before its striped ones."""
+    """Number of rows of each class still to leave each counted column, [C, K + M]: listed rows of a
+    column leave before its striped ones."""
 
     def __init__(self, counted: Ints, flows: Flows, locator: RowLocator) -> None:
         ranks, columns = locator.ranks, len(locator.holder_sets)
@@ -114,7 +114,7 @@ class _LeavingRows:
         self._column = locator.count_column
 
     def take(self, chunk: Chunk, row_class: NDArray[np.int32]) -> Ints:
-        """The numbers of those of the next rows that leave: the first ones of each class and
+        """Return the numbers of the next rows that leave: the first ones of each class and
         column."""
         taken: Ints = (
             native.ops()
@@ -137,7 +137,7 @@ def _find(
     leaving: _LeavingRows,
     arenas: NewArenas,
 ) -> _FoundRows:
-    """The rows of a chunk that change; its table begins at row `first_row`."""
+    """Return the rows of a chunk that change; its table begins at row `first_row`."""
     w = int(locator.layout.width_of_table[chunk.table])
     row_class = finder.find(chunk)
     leaving_rows = leaving.take(chunk, row_class)

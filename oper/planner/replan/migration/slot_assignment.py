@@ -24,15 +24,15 @@ from oper.planner.replan.migration.rows_to_move import ChangedRows
 
 @dataclass(frozen=True)
 class NewSlots:
-    """Where the N rows that change are in the new layout."""
+    """Slots and groups in the new layout of the N rows that change."""
 
-    slots: Ints  # [N, M], -1 where a rank holds no copy
+    slots: Ints  # [N, M], -1 if a rank holds no copy
     group: Ints  # [N]
     position: Ints  # [N] in the group
 
 
 class NewGroups:
-    """The groups of the new layout: those of the old one, then those that rows need beside them."""
+    """Groups of the new layout: those of the old one, then the further ones that rows need."""
 
     def __init__(self, locator: RowLocator) -> None:
         layout: Layout = locator.layout
@@ -55,7 +55,7 @@ class NewGroups:
         return Groups(np.array(self.width, dtype=np.int64), sets, np.stack(self.base))
 
     def add(self, w: int, column: int, base: Ints) -> int:
-        """A group of a column's holders, with its first slots `base` [M]."""
+        """Return a group of a column's holders, with its first slots `base` [M]."""
         self.width.append(w)
         self.source.append(self._groups.source[column])
         self.holds.append(self._groups.holds[column])
@@ -63,7 +63,7 @@ class NewGroups:
         return len(self.width) - 1
 
     def by_slot(self, w: int, rank: int) -> int:
-        """The group of a rank's rows whose position is the slot."""
+        """Return the group of a rank's rows whose position is the slot."""
         if (w, rank) not in self._by_slot:
             base = np.where(self._groups.holds[rank], 0, -1)
             self._by_slot[w, rank] = self.add(w, rank, base)
@@ -81,7 +81,7 @@ class SlotAssignment:
         self._new = NewSlots(np.full_like(rows.old_slots, -1), none, none.copy())
 
     def assign(self) -> NewSlots:
-        """The new slots of all rows that change."""
+        """Return the new slots of all rows that change."""
         for w in range(len(self._locator.layout.slots)):
             self._place_owned(w, self._place_replicas(w))
         return self._new
@@ -92,11 +92,11 @@ class SlotAssignment:
         moves = rows.leaves | self._arenas.replicas_move[w]
         blocks = {block.column: block for block in self._arenas.blocks[w]}
         released: list[list[Ints]] = [[] for _ in range(self._locator.ranks)]
-        mine = rows.width == w
+        of_width = rows.width == w
         for k in range(self._locator.ranks, len(columns)):
             holders = np.flatnonzero(columns.holds[k])
-            incoming = np.flatnonzero(mine & (rows.after == k) & moves)
-            freed = np.flatnonzero(mine & (rows.before == k) & moves)
+            incoming = np.flatnonzero(of_width & (rows.after == k) & moves)
+            freed = np.flatnonzero(of_width & (rows.before == k) & moves)
             freed = freed[np.argsort(rows.old_slots[freed, holders[0]], kind="stable")]
             reused = 0 if self._arenas.replicas_move[w] else min(len(incoming), len(freed))
             into, out_of = incoming[:reused], freed[:reused]
@@ -117,21 +117,21 @@ class SlotAssignment:
         """Place the rows that have one owner: those in the way of others, and those that come to
         a rank. `released` are the slots that former replicas left, by rank."""
         rows, new = self._rows, self._new
-        mine = rows.width == w
+        of_width = rows.width == w
         for r in range(self._locator.ranks):
-            left = rows.old_slots[mine & (rows.before == r), r]
+            left = rows.old_slots[of_width & (rows.before == r), r]
             grown = np.arange(self._locator.layout.slots[w, r], self._arenas.size[w, r])
             free = np.concatenate([released[r], left, grown])
             free = np.sort(free[~self._arenas.taken(w, np.full(len(free), r), free)])
-            incoming = np.flatnonzero(mine & (rows.after == r))
+            incoming = np.flatnonzero(of_width & (rows.after == r))
             assert len(free) == len(incoming), "slots that are free, and rows that need one"
             if not len(incoming):
                 continue
-            # A former replica keeps its own slot where that is free; all others take the rest.
-            own = rows.old_slots[incoming, r]
-            stays = np.isin(own, free)
-            slot = np.where(stays, own, -1)
-            slot[~stays] = np.setdiff1d(free, own[stays], assume_unique=True)
+            # A former replica keeps its own slot if that is free; all others take the rest.
+            old_slots = rows.old_slots[incoming, r]
+            stays = np.isin(old_slots, free)
+            slot = np.where(stays, old_slots, -1)
+            slot[~stays] = np.setdiff1d(free, old_slots[stays], assume_unique=True)
             new.slots[incoming, r] = slot
             new.group[incoming] = self._groups.by_slot(w, r)
             new.position[incoming] = slot
