@@ -23,9 +23,7 @@ STATEMENTS: dict[str, tuple[str, ...]] = {
     "README.md": (
         "in a Criteo log the hottest 1 % of the rows take"
         " {criteo-log-reads-of-hottest-percent:.0f} % of the reads",
-        "*predicted* to take {criteo-log-2x8-h100-held-out-torchrec-times:.2f} times as long with"
-        " TorchRec's planner, and {criteo-log-2x8-h100-held-out-table_wise-times:.2f} times with"
-        " table-wise sharding",
+        "*predicted* to take {criteo-log-2x8-h100-held-out-torchrec-times:.2f} times as long with",
         "| OPER | {criteo-log-dgx-h100-held-out-oper:.2f} µs"
         " | {criteo-log-2x8-h100-held-out-oper:.1f} µs |",
         "| TorchRec's | {criteo-log-dgx-h100-held-out-torchrec-times:.2f} times as long"
@@ -34,11 +32,12 @@ STATEMENTS: dict[str, tuple[str, ...]] = {
         " | {criteo-log-2x8-h100-held-out-table_wise-times:.2f} times |",
         "| row-wise | {criteo-log-dgx-h100-held-out-row_wise-times:.2f} times"
         " | {criteo-log-2x8-h100-held-out-row_wise-times:.2f} times |",
-        "the step takes {held-out-training-step-mean:.2f} (training) and"
-        " {held-out-inference-step-mean:.2f} (inference) times as long as with the best",
-        "means of {held-out-training-cases:.0f} cases each. In training one case is much longer,"
-        " {held-out-training-step-most:.2f} times; in inference none is longer than"
-        " {held-out-inference-step-most:.2f} times.",
+        "takes {held-out-training-step-mean:.2f} times as long in training (mean; largest"
+        " {held-out-training-step-most:.2f}) and {held-out-inference-step-mean:.2f} in inference"
+        " (largest {held-out-inference-step-most:.2f}) as with",
+        "transfers take {held-out-training-transfer-mean:.2f}"
+        " ({held-out-training-transfer-most:.2f}) and {held-out-inference-transfer-mean:.2f}"
+        " ({held-out-inference-transfer-most:.2f}) times",
         "has transfers more than {gap-presets-percent:up2} % shorter",
         "the two plans above are certified within {criteo-log-dgx-h100-held-out-gap-percent:up2} %"
         " and {criteo-log-2x8-h100-held-out-gap-percent:up2} %.",
