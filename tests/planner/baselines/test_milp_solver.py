@@ -112,7 +112,8 @@ def test_bound_below_optimum_below_placements(problem: ClassProblem, data: st.Da
     limits = (problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(problem.classes, problem.topology, problem.workload, *limits)
     assert bound.seconds <= reference.objective_seconds
-    assert 0 <= reference.gap < 1
+    # 1 if the solver has no bound yet, as on a busy machine.
+    assert 0 <= reference.gap <= (1e-5 if reference.status == "optimal" else 1)
     placed = price(problem, sets.take(chosen))
     assert reference.bound_seconds <= placed * (1 + 1e-6)
     if reference.status == "optimal":
