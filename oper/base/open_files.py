@@ -7,7 +7,7 @@ import sys
 # Files that imports and commands hold open at once, and some more.
 _NEEDED = 32
 
-REMEDY = "allow more open files, as by `ulimit -n 1024`, and run it again"
+REMEDY = "allow more open files, as by `ulimit -n 65536`, and run it again"
 
 
 def are_too_many(error: OSError) -> bool:

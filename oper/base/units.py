@@ -3,6 +3,7 @@
 import math
 import operator
 import re
+from decimal import Decimal
 from typing import Any
 
 from oper.base.errors import OperError
@@ -78,8 +79,9 @@ def parse_share(text: str, name: str) -> float:
     """
     match = _SHARE.fullmatch(text)
     try:
-        value = float(match[1]) / (100 if match[2] else 1) if match else float("nan")
-    except ValueError:
+        # 99.9 / 100 is 0.9990000000000001 in floats.
+        value = float(Decimal(match[1]).scaleb(-2 if match[2] else 0)) if match else float("nan")
+    except ArithmeticError:
         value = float("nan")
     if not 0 <= value < float("inf") or (value > 1 and not text.rstrip().endswith("%")):
         raise OperError(

@@ -227,7 +227,8 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
     )
     if left_out:
         cost += f". {left_out}"
-    worst = format_share(max(window.judgement.worse for window in judged.values()))
+    most = max(window.judgement.worse for window in judged.values())
+    worst = format_share(most)
     if any(window.outdated_vocabularies for window in judged.values()):
         return (
             f"{OUTDATED_VOCABULARIES}. A step takes up to {worst} longer than with the best other "
@@ -240,6 +241,9 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
             f"another plan pays, and saves more than the {tolerated} that {option('--worse')} "
             f"tolerates, in {len(over):,} of {plural(len(judged), 'window')} ({some}). {cost}"
         )
+    if most <= 0:
+        kept = f"Keep {plan}: in no window of {profile} does another plan have a shorter step"
+        return f"{kept}. {left_out}" if left_out else kept
     return (
         f"Keep {plan}: in no window of {profile} does another plan pay and save more than the "
         f"{tolerated} that {option('--worse')} tolerates; a step takes up to {worst} longer than "
@@ -248,7 +252,7 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
 
 
 def _left_out(drift: "WindowDrift") -> str:
-    """Return the windows that are too small to tell drift from chance; "" if there are none."""
+    """Return a sentence on windows too small to tell drift from chance; "" without such windows."""
     from oper.planner.enough_accesses import ENOUGH_ACCESSES
 
     small = [f"@{number}" for number, window in enumerate(drift.windows) if window.too_small]

@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from oper.base.defaults import HORIZON, MOST_STEPS
+from oper.base.errors import OperError
 from oper.base.units import parse_share
 from oper.cli.replan_text import print_replan
 from oper.cli.shared.command import ConfigurableCommand
@@ -74,6 +75,11 @@ def replan(
     from oper.profiling.profile import Profile
 
     check_output(output, FORMAT, force)
+    if output.resolve() == plan.resolve():
+        raise OperError(
+            f"-o {output}: expected another folder than that of the old plan, which the advice may "
+            "be to keep; choose another path"
+        )
     extra = None if extra_memory is None else parse_share(extra_memory, "--extra-memory")
     opened = Profile.load(profile, check=True)
     with steps("replan", 5) as step:

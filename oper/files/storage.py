@@ -174,6 +174,8 @@ def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
         with open_file(path, LISTED) as file:
             return _mapped(file) if mmap else np.lib.format.read_array(file, allow_pickle=False)
     except (*HEADER_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and open_files.are_too_many(error):
+            raise OperError(f"{path}: {error.strerror}; {open_files.REMEDY}") from error
         raise OperError(
             f"{path}: is not a readable .npy array ({error}); write or copy it again"
         ) from error

@@ -90,7 +90,7 @@ class Temporary:
 
 
 def _mode(path: Path) -> int | None:
-    """Return the permissions of a file or folder; None if there is none."""
+    """Return the permissions of a file or folder; None if it is missing."""
     try:
         return stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:

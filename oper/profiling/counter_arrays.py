@@ -69,9 +69,9 @@ class RowCounts(Summarised):
         sums = [int(self.table_accesses(t).sum(dtype=np.int64)) for t in tables]
         return np.array(sums, dtype=np.int64)
 
-    @property
+    @cached_property
     def total_accesses(self) -> int:
-        """Accesses of all rows of all tables, one pass over all counters."""
+        """Accesses of all rows of all tables, counted once."""
         return int(self.accesses_of_tables.sum())
 
     def table_samples_with_row(self, table: int) -> Counts:

@@ -160,12 +160,12 @@ class Profile(RowCounts):
     @cached_property
     def following(self) -> "Profile | None":
         """The counts of the data right after these: of the part held out, or of the next window;
-        None if there are none."""
+        None if nothing follows."""
         return None if self.open_following is None else self.open_following()
 
     @cached_property
     def preceding(self) -> "Profile | None":
-        """The counts of the window before; None if there is none."""
+        """The counts of the window before; None without one."""
         return None if self.open_preceding is None else self.open_preceding()
 
     @cached_property
@@ -362,7 +362,9 @@ class Profile(RowCounts):
             chosen = range(window, window + 1)
         else:
             raise OperError(f"{spec}: {folder} has windows @0 to @{len(listed) - 1}")
-        return [_load_window(folder, listed, number, mmap, check) for number in chosen]
+        windows = [_load_window(folder, listed, number, mmap, check) for number in chosen]
+        in_order(windows)  # so that no window opens its neighbours' files anew
+        return windows
 
     def _counters(self) -> list[str]:
         """Return the names of the counters that there are, here and on the disk."""

@@ -26,7 +26,7 @@ class UnknownValues:
 
     def sentence(self) -> str:
         """Return the share of accesses that are of unknown values, and the table that has the most
-        of them; "" if there are none."""
+        of them; "" if all values are known."""
         if not self.unknown:
             return ""
         [(table, most)] = self.unknown.most_common(1)

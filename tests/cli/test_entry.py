@@ -54,7 +54,7 @@ def test_hardly_any_open_files(here: Path, command: str, limit: int) -> None:
     status, errors = shell(command, first=f"ulimit -n {limit}; ")
     assert status == 2
     assert errors.startswith("error: Too many open files: expected to open 32 more files, got ")
-    assert errors.endswith("`ulimit -n 1024`, and run it again\n")
+    assert errors.endswith("`ulimit -n 65536`, and run it again\n")
     assert errors.count("\n") == 1
     assert tree(here) == before
 

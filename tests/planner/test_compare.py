@@ -257,6 +257,7 @@ def test_an_unknown_method_is_named() -> None:
 def test_shares_with_one_percent_sign_for_all() -> None:
     assert parse_shares("0,1,2%", "--extra-memory") == pytest.approx([0, 0.01, 0.02])
     assert parse_shares("0.5,0.01", "--extra-memory") == pytest.approx([0.5, 0.01])
+    assert parse_shares("99.9%,5%,0.1%", "--dob") == [0.999, 0.05, 0.001]
     with pytest.raises(OperError, match=r"--threshold '1,,2%'"):
         parse_shares("1,,2%", "--threshold")
 

@@ -118,8 +118,7 @@ def test_explain_is_what_the_command_prints(folders: Folders) -> None:
 def test_compare_is_what_the_command_prints(folders: Folders) -> None:
     methods = ["oper", "row_wise"]
     workload = oper.Workload("inference", "raw", 512)
-    settings = oper.PlanSettings(dob=99.9 / 100)  # as --dob 99.9% is read, which is not 0.999
-    found = oper.compare(folders.profile, "2x2-a100", workload, settings, methods)
+    found = oper.compare(folders.profile, "2x2-a100", workload, methods=methods)
     said = printed(
         *("compare", folders.profile, "--topology", "2x2-a100", "--mode", "inference"),
         *("--fetch", "raw", "--batch-size", 512, "--methods", ",".join(methods)),

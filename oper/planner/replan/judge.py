@@ -43,7 +43,7 @@ NOT_SPLIT = (
 # chance. With 4,096 the windows of a real log were not split, and steps by the advice took up to
 # 1.096 times those of planning from scratch each time (docs/design/judged-in-time.md).
 ENOUGH_OF_PART = ENOUGH_ACCESSES // 4
-SAME_DATA = "the plan was made from these very data"
+SAME_DATA = "the plan was made from these data, or from their later part"
 SAME_WINDOW = "the plan was made from the window before, so that a plan made from it is the same"
 
 

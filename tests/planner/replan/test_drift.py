@@ -1,6 +1,8 @@
 """Drift: what a plan costs under newer counts, whose fault it is, and when to plan again."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +15,18 @@ from typer.testing import CliRunner
 
 from oper.base.errors import OperError
 from oper.cli import drift as cli
+from oper.cli.drift_text import windows_verdict
 from oper.cost.allreduce import allreduce_cost
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
+from oper.planner.make_plan import make_plan
 from oper.planner.price_plan import time_under
 from oper.planner.replan.drift import Drift, WindowDrift, drift, drift_by_window
 from oper.planner.replan.replan import replan
+from oper.profiling.make_profile import profile
+from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper, write_log
@@ -234,7 +240,6 @@ def test_a_line_for_each_window(tmp_path, monkeypatch):
     rows = text.split("\n\n")[1].splitlines()[1:4]
     assert [line.split()[:2] for line in rows] == [[f"@{number}", "9,000"] for number in range(3)]
     assert text.startswith(("Keep q: in no window", "Replan: with q"))
-    assert "Not re-planning costs" in text
     assert max(map(len, text.splitlines())) <= 100
     said = json.loads(fine("drift", "q", "w", "--all-windows", "--json"))
     assert [window["samples"] for window in said["windows"]] == [9000] * 3
@@ -243,10 +248,41 @@ def test_a_line_for_each_window(tmp_path, monkeypatch):
     assert in_python.cost_seconds == pytest.approx(said["cost_seconds"])
     judged = [window["judgement"] for window in said["windows"]]
     assert judged[0]["worse"] == pytest.approx(0, abs=1e-9)
+    assert ("Not re-planning costs" in text) == any(each["worse"] > 0 for each in judged)
     # The plan has seen the first window; the others keep the counts of their first parts.
     assert [each["source"] for each in judged] == [None, *2 * ["later part of the newest data"]]
+    onto_itself = oper("replan", "q", "w@1", "-o", "./q", "--force")
+    assert onto_itself.status == 2
+    assert "expected another folder than that of the old plan" in onto_itself.errors
     stale = oper("drift", "q", "w", "--all-windows", "--exit-code", "--worse", "0%")
     assert stale.status == any(each["worse"] > 0 for each in judged[1:])
+
+
+def test_windows_without_a_loss_have_no_negative_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "log.parquet", samples=18_000)
+    windows = profile("log.parquet", columns="C*", windows=2)
+    found = drift_by_window(make_plan(windows[0], "cpu:2", Workload("training", None, 64)), windows)
+    steps = iter((1.0, 1.1, 1.2, 1.0, 1.05, 1.3))
+    cases = []
+    for window in found.windows:
+        judgement = window.drift.judgement
+        candidates = tuple(replace(c, step_seconds=next(steps)) for c in judgement.candidates[:3])
+        judged = replace(window.drift, judgement=replace(judgement, candidates=candidates))
+        cases.append(replace(window, drift=judged))
+    said = windows_verdict(WindowDrift(tuple(cases)), "q", "w")
+    assert said == "Keep q: in no window of w does another plan have a shorter step"
+
+
+def test_windows_keep_few_files_open(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "log.parquet", samples=900)
+    fine("profile", "log.parquet", "-o", "w", "--columns", "C*", "--windows", 30)
+    fine("plan", "w@0", "-o", "q", "--topology", "cpu:2", "--batch-size", 64)
+    windows = Profile.load_windows("w")
+    opened = len(os.listdir("/proc/self/fd"))
+    drift_by_window("q", windows)
+    assert len(os.listdir("/proc/self/fd")) < opened + 30
 
 
 def test_windows_too_small_to_tell_are_named_and_left_out(tmp_path, monkeypatch):
@@ -272,7 +308,8 @@ def test_windows_too_small_to_tell_are_named_and_left_out(tmp_path, monkeypatch)
     assert "Left out as too small: 2 windows (@3, @4)" in " ".join(text.split())
     assert text.count(" too small\n") == 2
     worst = max(window["judgement"]["worse"] for window in said["windows"][:3])
-    assert f"{100 * worst:.2f}% longer" in " ".join(text.split())
+    loss = f"{100 * worst:.2f}% longer" if worst > 0 else "does another plan have a shorter step."
+    assert loss in " ".join(text.split())
     # Of none that can tell there is nothing to say.
     fine("profile", "log.parquet", "-o", "small", *columns, "--rows", "14995:")
     text = fine("drift", "q", "small", "--all-windows", "--exit-code")
