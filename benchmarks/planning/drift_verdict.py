@@ -1,4 +1,4 @@
-"""How often the verdict on a plan takes chance for drift, and how small a drift it finds.
+"""False alarms of the verdict on a plan, and the least drift that it finds.
 
 A log's samples are shuffled, so that nothing drifts but by chance. The first half makes a plan by
 default settings, and the second is newer data, on which the product judges the plan:

@@ -53,7 +53,7 @@ class SlotMarks:
             )  # fmt: skip
 
     def clash(self) -> str | None:
-        """Return the fault of the slots, after all rows have been added; None if there is none."""
+        """Return the fault of the slots, after all rows have been added; None without one."""
         if self.misplaced is not None:
             return self.misplaced
         for width, arenas in enumerate(self._taken):

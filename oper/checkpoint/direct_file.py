@@ -39,7 +39,7 @@ class DirectFile:
         self._filled: deque[_Filled] = deque()
         self._buffer, self._held = self._free.pop(), 0
         self.bytes = 0
-        # Last, so that nothing is left open if there is no memory for the rest.
+        # Last, so that a lack of memory for the rest leaves nothing open.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._direct = True
         try:

@@ -45,7 +45,7 @@ def export(
     """Write a table of a checkpoint, or of the newest in a folder of checkpoints, to a safetensors
     or Parquet file, by the ending of `output`. Call `advance` with the number of bytes written.
 
-    Raise OperError if there is no such table, the ending is another one, or a file is damaged.
+    Raise OperError if the table is unknown, the ending is another one, or a file is damaged.
     """
     writers = {SAFETENSORS: _write_safetensors, PARQUET: _write_parquet}
     write = writers.get(Path(output).suffix)

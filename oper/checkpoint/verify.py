@@ -1,9 +1,9 @@
 """`oper checkpoint verify`: comparison of a checkpoint's files with those that were written.
 
 With a marker, which `oper.save` writes, every byte is compared: sizes and SHA-256. Without one, as
-in checkpoints that torch.distributed.checkpoint wrote alone, there is no size to compare with; then
-every part must lie inside its file, and the CRC-32 of every tensor and object must match. For a
-delta all links before it are read as well.
+in checkpoints that torch.distributed.checkpoint wrote alone, the sizes are unknown; then every
+part must lie inside its file, and the CRC-32 of every tensor and object must match. For a delta all
+links before it are read as well.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Flags of `oper plan` that ask for what an existing plan was asked for.
+"""Flags of `oper plan` that repeat the settings of an existing plan.
 
 In: `Plan`. Out: words of a command. A plan keeps its topology without the file that it came from,
 and the fetch that was chosen; all other settings are kept as they were given.

@@ -117,7 +117,7 @@ def _first_names(names: tuple[str, ...]) -> str:
 
 
 def placed_text(made: "Replanned") -> str:
-    """Return the line on new rows; "" if there are none."""
+    """Return the line on new rows; "" without new rows."""
     rows, placed = made.migration.placed_rows, format_bytes(made.migration.placed_bytes)
     return (
         f"{plural(rows, 'new row')} ({placed} with all copies): placed, not moved" if rows else ""

@@ -96,7 +96,7 @@ def _ranks(report: "PeriodReport") -> Any:
 
 
 def _links(report: "PeriodReport") -> Any | None:
-    """Return the links that carry most; None if there are none."""
+    """Return the links that carry most; None without links."""
     counted = report.counted.link_bytes
     ranks = len(counted)
     busiest = np.argsort(-counted, axis=None, kind="stable")[:_MOST_LINKS].tolist()

@@ -23,8 +23,8 @@ def make_model(spec: str, plan: Plan) -> nn.Module:
     """Call the function that `spec` names, without arguments or with the plan, and return its
     model.
 
-    Raise OperError if there is no such function, if it does not return a module, or for an error in
-    the user's file, with its last line and place.
+    Raise OperError if the function is missing or returns no module, or for an error in the user's
+    file, with its last line and place.
     """
     name, colon, wanted = spec.rpartition(":")
     path = Path(name)

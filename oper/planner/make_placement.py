@@ -223,7 +223,7 @@ def _most_extra_bytes(problem: ClassProblem, cost: Cost) -> float:
 
 def better_baseline(problem: Problem, limit_seconds: float) -> _Placement | None:
     """Return the best quick baseline, its rows swapped, that keeps the capacities and whose
-    objective is below `limit_seconds`; None if there is none."""
+    objective is below `limit_seconds`; None without one."""
     best = None
     for baseline in quick_baselines(problem):
         cost = price_baseline(problem, baseline)

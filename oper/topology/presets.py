@@ -102,7 +102,7 @@ CPU_ALLREDUCE = 2.5 * GB  # 2.5-2.7 by the clock; 3.5-4.6 of CPU time, because r
 
 
 def preset(spec: str) -> Description | None:
-    """Return the preset named `spec`; None if there is none."""
+    """Return the preset named `spec`; None if `spec` names no preset."""
     if device := SERVERS.get(spec):
         bandwidth = {"local": device.local, "same_node": device.switch}
         return _devices(spec, device, [0] * DEVICES_A_SERVER, bandwidth, device.switch_allreduce)

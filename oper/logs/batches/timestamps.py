@@ -61,7 +61,7 @@ def times_of(
 
 
 def guess_unit(numbers: NDArray[np.float64]) -> TimeUnit | None:
-    """Return the unit in which all numbers are from 1990 to 2100; None if there is none."""
+    """Return the unit in which all numbers are from 1990 to 2100; None without one."""
     return next((unit for unit in PER_SECOND if are_dates(numbers, unit).all()), None)
 
 

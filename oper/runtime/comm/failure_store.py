@@ -78,7 +78,7 @@ class FailureStore:
         return store.get(key).decode(errors="replace") if store.check([key]) else ""
 
     def _ask(self, question: Callable[[Any], Any], seconds: float = _ANSWER_SECONDS) -> Any:
-        """Return the store's answer, over a connection of our own; None if there is none within
+        """Return the store's answer, over a connection of our own; None without one within
         `seconds`, raised to _LEAST_SECONDS and capped at _ANSWER_SECONDS.
 
         A store whose host is stopped does not answer, and its calls cannot be interrupted: a thread
